@@ -1,0 +1,243 @@
+"""What goes into the generation machine (events) and what comes out (actions). All of it travels as JSON."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+from ridethrough.generation.faults import FaultReport
+from ridethrough.generation.plan import Plan
+
+PROTOCOL = 1
+
+
+class _Message(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+# --- events: what happened -------------------------------------------------------------------------------------------
+
+
+class NodeJoined(_Message):
+    """An agent is there. `node` is its incarnation (unique), `name` the stable host or pod name."""
+
+    kind: Literal["node_joined"] = "node_joined"
+    node: str
+    name: str
+    num_workers: int
+
+
+class NodeLeft(_Message):
+    """An agent is gone: it said so, or its lease ended (`lost`)."""
+
+    kind: Literal["node_left"] = "node_left"
+    node: str
+    lost: bool = False
+
+
+class WorkerReady(_Message):
+    """A worker is outside of any generation and can enter the next one. `left` is the last generation it was in."""
+
+    kind: Literal["worker_ready"] = "worker_ready"
+    worker: str
+    left: int = 0
+    inventory: dict[str, Any] = Field(default_factory=dict)
+
+
+class WorkerEntered(_Message):
+    """The worker's process group is up and the training function has been called."""
+
+    kind: Literal["worker_entered"] = "worker_entered"
+    worker: str
+    generation: int
+
+
+class WorkerFaulted(_Message):
+    """Any participant's report; the first one for the present generation ends it for all."""
+
+    kind: Literal["worker_faulted"] = "worker_faulted"
+    report: FaultReport
+
+
+class WorkerExited(_Message):
+    """A worker process is gone. `report` says how, unless it ended well."""
+
+    kind: Literal["worker_exited"] = "worker_exited"
+    worker: str
+    report: FaultReport | None = None
+
+
+class WorkerFinished(_Message):
+    """The training function returned. `stopped`: because of a planned stop, after step `step`."""
+
+    kind: Literal["worker_finished"] = "worker_finished"
+    worker: str
+    generation: int
+    step: int = 0
+    stopped: bool = False
+
+
+class Progress(_Message):
+    """The highest step that some rank of the node has finished (from the heartbeat pages)."""
+
+    kind: Literal["progress"] = "progress"
+    node: str
+    generation: int
+    step: int
+
+
+class StoreOpened(_Message):
+    """The store asked for by `OpenStore` listens at `endpoint` (host:port)."""
+
+    kind: Literal["store_opened"] = "store_opened"
+    serial: int
+    endpoint: str
+
+
+class StopRequested(_Message):
+    """Preemption notice, SIGTERM or the operator: end in a planned way within `grace_s`."""
+
+    kind: Literal["stop_requested"] = "stop_requested"
+    cause: str
+    code: int
+    grace_s: float
+
+
+class StepAt(_Message):
+    """A worker's answer to `AskStep`: the step it is in; it will not begin another one before `StopAt`."""
+
+    kind: Literal["step_at"] = "step_at"
+    worker: str
+    generation: int
+    step: int
+
+
+class Tick(_Message):
+    """Time passes; sent several times a second so that limits are noticed."""
+
+    kind: Literal["tick"] = "tick"
+
+
+Event = Annotated[
+    NodeJoined
+    | NodeLeft
+    | WorkerReady
+    | WorkerEntered
+    | WorkerFaulted
+    | WorkerExited
+    | WorkerFinished
+    | Progress
+    | StoreOpened
+    | StopRequested
+    | StepAt
+    | Tick,
+    Field(discriminator="kind"),
+]
+
+# --- actions: what is to be done -------------------------------------------------------------------------------------
+
+
+class OpenStore(_Message):
+    """Open a fresh store for process groups on this node and answer with `StoreOpened`."""
+
+    kind: Literal["open_store"] = "open_store"
+    node: str
+    serial: int
+
+
+class Spawn(_Message):
+    """Start a worker process for a slot of a node. The ranks are what the next plan is expected to say."""
+
+    kind: Literal["spawn"] = "spawn"
+    node: str
+    worker: str
+    local_rank: int
+    rank: int
+    group_rank: int
+    num_nodes: int
+    world_size: int
+    store: str
+    prefix: str
+    restarts: int
+
+
+class Enter(_Message):
+    """Tell the node's workers to enter the plan's generation."""
+
+    kind: Literal["enter"] = "enter"
+    node: str
+    plan: Plan
+
+
+class Leave(_Message):
+    """Tell the node's workers to leave the generation at once. `why` is for people."""
+
+    kind: Literal["leave"] = "leave"
+    node: str
+    generation: int
+    why: str
+
+
+class Kill(_Message):
+    """End one worker's whole process tree with SIGKILL."""
+
+    kind: Literal["kill"] = "kill"
+    node: str
+    worker: str
+    why: str
+
+
+class AskStep(_Message):
+    """A planned stop begins: each worker answers with `StepAt` and holds at its next step boundary."""
+
+    kind: Literal["ask_step"] = "ask_step"
+    node: str
+    generation: int
+    cause: str
+
+
+class StopAt(_Message):
+    """Every rank finishes this step, saves, and returns from the training function."""
+
+    kind: Literal["stop_at"] = "stop_at"
+    node: str
+    generation: int
+    step: int
+
+
+class AllOut(_Message):
+    """Every survivor has left the generation (for the ledger)."""
+
+    kind: Literal["all_out"] = "all_out"
+    generation: int
+
+
+class IncidentDecided(_Message):
+    """The root cause is known and the rung of the ladder is chosen (for the ledger and for people)."""
+
+    kind: Literal["incident"] = "incident"
+    id: str
+    generation: int
+    root: FaultReport
+    secondary: tuple[FaultReport, ...]
+    rung: str
+    attempts: int
+    why: str
+
+
+class JobDone(_Message):
+    """The job is over. Code 0 is success; others as in `ridethrough exit-codes`."""
+
+    kind: Literal["job_done"] = "job_done"
+    code: int
+    reason: str
+
+
+Action = Annotated[
+    OpenStore | Spawn | Enter | Leave | Kill | AskStep | StopAt | AllOut | IncidentDecided | JobDone,
+    Field(discriminator="kind"),
+]
+
+event_adapter: TypeAdapter[Event] = TypeAdapter(Event)
+action_adapter: TypeAdapter[Action] = TypeAdapter(Action)

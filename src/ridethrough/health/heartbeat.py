@@ -1,0 +1,122 @@
+"""The heartbeat page: one small shared file per worker, stamped by the worker, read by the node's agent.
+
+A stamp is a plain 8-byte store into a mapped file: no system call, no lock, about 0.1 us. A reader may see stamps of
+two moments side by side; the judge only uses differences of some tenths of a second, so that does not matter.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+PAGE_BYTES = 4096
+_MAGIC = 0x5249444548423031  # "RIDEHB01"
+
+# Order is the order in the page. Times are ns of the host's monotonic clock.
+_FIELDS = (
+    "magic",
+    "generation",
+    "step",
+    "phase",
+    "phase_ns",
+    "step_ns",
+    "collectives",
+    "gil_ns",
+    "last_step_ns",
+    "num_steps",
+    "beat_ns",
+    "resumed_ns",
+)
+_AT = {name: index for index, name in enumerate(_FIELDS)}
+
+# "outside": between generations. The others are the phases of the ledger; "step" is the loop's body.
+PHASES = (
+    "outside",
+    "recovery",
+    "init",
+    "load",
+    "first_step",
+    "step",
+    "data",
+    "forward",
+    "backward",
+    "optimizer",
+    "save",
+    "eval",
+    "finish",
+    "held",
+)
+_CODE = {name: code for code, name in enumerate(PHASES)}
+IN_STEP = frozenset({"step", "forward", "backward", "optimizer"})
+_IN_STEP_CODES = frozenset(_CODE[name] for name in IN_STEP)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One look at a page. `step` is the step in progress; `last_step_ns` how long the last finished one took;
+    `num_steps` counts steps finished by this process; `collectives` counts collectives begun on the default group;
+    `resumed_ns` is when the rank last came back into its step from a phase with a cap of its own."""
+
+    generation: int
+    step: int
+    phase: str
+    phase_ns: int
+    step_ns: int
+    collectives: int
+    gil_ns: int
+    last_step_ns: int
+    num_steps: int
+    beat_ns: int
+    resumed_ns: int
+
+
+class HeartbeatPage:
+    """The worker's side stamps, the agent's side reads. The agent creates the file and removes it."""
+
+    def __init__(self, path: Path, *, create: bool = False) -> None:
+        flags = os.O_RDWR | (os.O_CREAT | os.O_EXCL if create else 0)
+        fd = os.open(path, flags | os.O_CLOEXEC, 0o600)
+        try:
+            if create:
+                os.ftruncate(fd, PAGE_BYTES)
+            self._map = mmap.mmap(fd, PAGE_BYTES)
+        finally:
+            os.close(fd)
+        self._words = memoryview(self._map).cast("Q")
+        self.path = path
+        if create:
+            self._words[0] = _MAGIC
+        elif self._words[0] != _MAGIC:
+            raise ValueError(f"{path} is no heartbeat page")
+
+    def enter(self, phase: str, now_ns: int) -> None:
+        """A phase begins. Called by the worker's main thread."""
+        words, code = self._words, _CODE[phase]
+        if code in _IN_STEP_CODES and words[3] not in _IN_STEP_CODES:
+            words[11] = now_ns
+        words[4] = now_ns
+        words[3] = code
+
+    def step(self, step: int, now_ns: int, last_step_ns: int) -> None:
+        """A step begins; `last_step_ns` is how long the one before took, 0 if there was none in this generation."""
+        words = self._words
+        words[2], words[5], words[8] = step, now_ns, last_step_ns
+        if last_step_ns:
+            words[9] += 1
+
+    def stamp(self, field: str, value: int) -> None:
+        """Stores one field by name (see `_FIELDS`)."""
+        self._words[_AT[field]] = value
+
+    def phase(self) -> str:
+        return PHASES[self._words[3]]
+
+    def read(self) -> Reading:
+        w = self._words
+        return Reading(w[1], w[2], PHASES[w[3]] if w[3] < len(PHASES) else "outside", *(w[i] for i in range(4, 12)))
+
+    def close(self) -> None:
+        self._words.release()
+        self._map.close()
