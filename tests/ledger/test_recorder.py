@@ -59,9 +59,7 @@ def test_values_that_json_lacks(tmp_path: Path) -> None:
 def test_threads_never_mix_lines(tmp_path: Path) -> None:
     with Recorder(tmp_path, "agent") as recorder:
         threads = [
-            threading.Thread(
-                target=lambda k=k: [recorder.emit("x", k=k, i=i, pad="y" * 500) for i in range(200)]
-            )
+            threading.Thread(target=lambda k=k: [recorder.emit("x", k=k, i=i, pad="y" * 500) for i in range(200)])
             for k in range(4)
         ]
         for thread in threads:
@@ -69,9 +67,7 @@ def test_threads_never_mix_lines(tmp_path: Path) -> None:
         for thread in threads:
             thread.join()
     seen = lines(recorder.path)[1:]
-    assert sorted((event["k"], event["i"]) for event in seen) == [
-        (k, i) for k in range(4) for i in range(200)
-    ]
+    assert sorted((event["k"], event["i"]) for event in seen) == [(k, i) for k in range(4) for i in range(200)]
 
 
 KILLED = """
@@ -107,9 +103,7 @@ recorder.emit("x", i=5)
 
 
 def test_a_full_disk_disturbs_nobody_and_is_said(tmp_path: Path) -> None:
-    process = subprocess.run(
-        [sys.executable, "-c", FULL, str(tmp_path)], check=False, capture_output=True, text=True
-    )
+    process = subprocess.run([sys.executable, "-c", FULL, str(tmp_path)], check=False, capture_output=True, text=True)
     assert process.returncode == 0, process.stderr
     assert process.stderr.count("are being lost") == 1
     (file,) = (tmp_path / "events").iterdir()

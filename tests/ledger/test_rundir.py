@@ -13,9 +13,7 @@ from ridethrough.ledger.rundir import RunDir, RunDirError, config_hash, create_r
 CONFIG = {"steps": 200, "model": {"preset": "tiny", "lr": 1e-3}}
 
 
-def make(
-    root: Path, config: dict | None = None, run_id: str | None = "a", schedule: str | None = "s1"
-) -> RunDir:
+def make(root: Path, config: dict | None = None, run_id: str | None = "a", schedule: str | None = "s1") -> RunDir:
     return create_run(root, run_id=run_id, config=config or CONFIG, command=["train"], schedule_hash=schedule)
 
 

@@ -18,9 +18,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ridethrough.ledger.schema import SCHEMA
 from ridethrough.version import __version__
 
-SCHEMA = 1
 ROLES = ("agent", "coordinator", "worker", "keeper", "cli")
 
 

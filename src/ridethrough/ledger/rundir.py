@@ -84,17 +84,13 @@ class RunDir:
         try:
             data = json.loads(file.read_bytes())
         except FileNotFoundError:
-            raise RunDirError(
-                f"{self.path} is no run folder (no run.json): name a folder below runs/"
-            ) from None
+            raise RunDirError(f"{self.path} is no run folder (no run.json): name a folder below runs/") from None
         except (OSError, ValueError) as error:
             raise RunDirError(f"{file} cannot be read ({error}): choose another run") from error
         if not isinstance(data, dict) or not isinstance(data.get("schema"), int):
             raise RunDirError(f"{file} is not a run's description: choose another run")
         if data["schema"] > SCHEMA:
-            raise RunDirError(
-                f"{file} has schema {data['schema']}, this version reads {SCHEMA}: upgrade ridethrough"
-            )
+            raise RunDirError(f"{file} has schema {data['schema']}, this version reads {SCHEMA}: upgrade ridethrough")
         return data
 
     def finish(self, code: int, reason: str) -> None:
@@ -114,9 +110,7 @@ def create_run(
     """
     run_id = run_id or _fresh_id()
     if not _ID.fullmatch(run_id):
-        raise RunDirError(
-            f"run id {run_id!r} is not usable as a folder: use letters, digits, dot, dash, underscore"
-        )
+        raise RunDirError(f"run id {run_id!r} is not usable as a folder: use letters, digits, dot, dash, underscore")
     run = RunDir(Path(root).absolute() / run_id)
     try:
         run.path.parent.mkdir(parents=True, exist_ok=True)
@@ -171,9 +165,7 @@ def _describe(run: RunDir, config: dict[str, Any], command: list[str], schedule_
     temporary = run.path / f".run.json.{os.getpid()}.{secrets.token_hex(4)}"
     _write_new(temporary, _dump(data))
     try:
-        os.link(
-            temporary, run.path / "run.json"
-        )  # unlike a rename, this fails if another process was quicker
+        os.link(temporary, run.path / "run.json")  # unlike a rename, this fails if another process was quicker
     except FileExistsError:
         pass
     finally:
