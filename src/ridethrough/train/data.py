@@ -90,6 +90,16 @@ class StepSampler(Sampler[list[int]]):
         return shuffled(offset, self.size, f"{self.seed}/{epoch}".encode())
 
 
+def fixed_batches(
+    tokens: Tokens, count: int, *, seq_len: int, batch_size: int, rank: int, world_size: int
+) -> list[Batch]:
+    """The same `count` batches at every call, for validation; (inputs, targets), int64 [batch_size, seq_len] each."""
+    windows = Windows(tokens, seq_len)
+    sampler = StepSampler(len(windows), batch_size=batch_size, rank=rank, world_size=world_size, seed=0)
+    drawn = ([windows[i] for i in sampler.indices(step)] for step in range(1, count + 1))
+    return [(torch.stack([w[0] for w in batch]), torch.stack([w[1] for w in batch])) for batch in drawn]
+
+
 class StepLoader:
     """Iterator over (inputs, targets), int64 [batch_size, seq_len] each, whose only state is the next step.
 

@@ -30,7 +30,7 @@ def state_hash(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
 
 
 def _add(hasher: xxhash.xxh3_128, label: str, tensor: Tensor) -> None:
-    local = tensor.detach().to_local() if isinstance(tensor, DTensor) else tensor.detach()
-    local = local.cpu().contiguous()
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    local = local.detach().cpu().contiguous()
     hasher.update(f"{label} {local.dtype} {tuple(local.shape)}\n".encode())
-    hasher.update(local.reshape(-1).view(torch.uint8).numpy())
+    hasher.update(local.reshape(-1).view(torch.uint8).numpy().data)

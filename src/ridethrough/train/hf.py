@@ -1,100 +1,32 @@
-"""Weights of a Hugging Face Llama folder: `config.json` and safetensors in one file or in several with an index.
+"""First weights out of a Hugging Face Llama folder. Each rank reads only its own rows of each tensor.
 
-Each rank reads only its own rows out of the files. Needs the extra `hf` for safetensors.
+Needs the extra `hf` (safetensors).
 """
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from ridethrough.train.presets import ModelConfig, RopeScaling
+from ridethrough.train.hf_config import WeightsError, check_weights, weight_files
 from ridethrough.train.sharding import Rows
-
-_ONE_FILE, _INDEX = "model.safetensors", "model.safetensors.index.json"
-
-
-class WeightsError(ValueError):
-    """The folder does not hold a Llama that this job can start from. The message says what to do."""
-
-
-def read_config(folder: str) -> ModelConfig:
-    """Shapes of the model in `folder`. Reads `config.json` only; raises WeightsError if it is no Llama's."""
-    path = Path(folder) / "config.json"
-    try:
-        raw: dict[str, Any] = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise WeightsError(f"--init-from {folder}: no config.json; give the folder of a Hugging Face Llama") from None
-    except ValueError as e:
-        raise WeightsError(f"{path} is not JSON ({e}); download the model again") from None
-    if raw.get("model_type") != "llama":
-        raise WeightsError(f"{path}: model_type is {raw.get('model_type')!r}; only 'llama' can be loaded")
-    for unsupported in ("attention_bias", "mlp_bias"):
-        if raw.get(unsupported):
-            raise WeightsError(f"{path}: {unsupported} is not supported; give a Llama without biases")
-    try:
-        # transformers 5 writes rope_parameters, earlier versions rope_theta beside rope_scaling
-        rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-        return ModelConfig(
-            vocab_size=raw["vocab_size"],
-            hidden_size=raw["hidden_size"],
-            num_layers=raw["num_hidden_layers"],
-            num_heads=raw["num_attention_heads"],
-            num_kv_heads=raw.get("num_key_value_heads") or raw["num_attention_heads"],
-            head_dim=raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"],
-            ffn_size=raw["intermediate_size"],
-            max_seq_len=raw["max_position_embeddings"],
-            rope_theta=float(rope.get("rope_theta") or raw.get("rope_theta") or 10_000.0),
-            rope_scaling=_rope_scaling(rope, path),
-            norm_eps=raw.get("rms_norm_eps", 1e-6),
-            tied_head=raw.get("tie_word_embeddings", False),
-        )
-    except KeyError as e:
-        raise WeightsError(f"{path}: {e} is missing; download the model again") from None
-
-
-def _rope_scaling(rope: dict[str, Any], path: Path) -> RopeScaling | None:
-    kind = rope.get("rope_type") or rope.get("type") or "default"
-    if kind == "default":
-        return None
-    if kind != "llama3":
-        raise WeightsError(f"{path}: rope scaling {kind!r} is not supported; 'llama3' and none are")
-    return RopeScaling(
-        factor=float(rope["factor"]),
-        low_freq_factor=float(rope["low_freq_factor"]),
-        high_freq_factor=float(rope["high_freq_factor"]),
-        original_context=int(rope["original_max_position_embeddings"]),
-    )
-
-
-def weight_files(folder: str) -> dict[str, Path]:
-    """Tensor name -> the file that holds it. WeightsError names a file that is missing."""
-    root = Path(folder)
-    if (root / _INDEX).is_file():
-        listed: dict[str, str] = json.loads((root / _INDEX).read_text())["weight_map"]
-        for file in sorted(set(listed.values())):
-            if not (root / file).is_file():
-                raise WeightsError(f"--init-from {folder}: {file} is missing; download the model again")
-        return {name: root / file for name, file in listed.items()}
-    if not (root / _ONE_FILE).is_file():
-        raise WeightsError(f"--init-from {folder}: neither {_ONE_FILE} nor {_INDEX}; give a folder with safetensors")
-    with _open(root / _ONE_FILE) as tensors:
-        return {name: root / _ONE_FILE for name in tensors.keys()}  # noqa: SIM118  (no mapping)
 
 
 def pretrained(folder: str) -> Rows:
-    """Rows out of the files, read on demand: pass it to `sharding.fill`. Raises WeightsError on another shape."""
-    files = weight_files(folder)
+    """Rows out of the files, read on demand: pass it to `sharding.fill`. Any stored dtype; raises WeightsError."""
+    check_weights(folder)
+    from safetensors import safe_open
+
+    files = {}
+    for path in weight_files(folder):
+        with safe_open(str(path), framework="pt") as tensors:
+            files.update(dict.fromkeys(tensors.keys(), path))
 
     def rows(name: str, shape: torch.Size, first: int, count: int) -> Tensor:
         stored = name if name.startswith("lm_head.") else f"model.{name}"
         if stored not in files:
             raise WeightsError(f"--init-from {folder}: no tensor {stored}; it is not a Llama of this shape")
-        with _open(files[stored]) as tensors:
+        with safe_open(str(files[stored]), framework="pt") as tensors:
             part = tensors.get_slice(stored)
             if list(part.get_shape()) != list(shape):
                 raise WeightsError(f"{files[stored]}: {stored} is {part.get_shape()}, expected {list(shape)}")
@@ -102,11 +34,3 @@ def pretrained(folder: str) -> Rows:
             return out
 
     return rows
-
-
-def _open(path: Path) -> Any:
-    try:
-        from safetensors import safe_open
-    except ImportError:
-        raise WeightsError("--init-from needs safetensors: pip install 'ridethrough[hf]'") from None
-    return safe_open(str(path), framework="pt")

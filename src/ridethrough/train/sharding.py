@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from ridethrough.train.model import Llama
@@ -34,6 +34,12 @@ def shard(model: Llama, mesh: DeviceMesh, dtype: torch.dtype) -> None:
     for layer in model.layers:
         fully_shard(layer, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, mp_policy=policy)
+
+
+def reshard(model: Llama) -> None:
+    """Free the full parameters that a forward without backward leaves in the root, so that shards are seen again."""
+    if isinstance(model, FSDPModule):
+        model.reshard()
 
 
 def local_rows(parameter: Tensor) -> tuple[Tensor, int]:
