@@ -1,0 +1,85 @@
+"""What a run came to, as the JSON of `demo --json` and `runs show --json`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ridethrough.ledger.history import History, history
+from ridethrough.ledger.incidents import Incident, by_class, history_incidents
+from ridethrough.ledger.partition import Partition, partition_history
+from ridethrough.ledger.reading import Event, read_events
+from ridethrough.ledger.rundir import RunDir
+
+
+@dataclass(frozen=True)
+class RunLedger:
+    """A run read once: description, events, history, partition and incidents; reports are drawn from it."""
+
+    run: dict[str, Any]
+    path: Path
+    events: list[Event]
+    past: History
+    part: Partition
+    incidents: list[Incident]
+
+
+def read_run(run_dir: Path | str, end_ns: int | None = None) -> RunLedger:
+    """Read a run's folder. `end_ns`: for a job that still runs, until when (monotonic ns of its host).
+
+    Raises RunDirError (no run folder) or LedgerError (no events, damage, a sum that is not the wall).
+    """
+    run = RunDir.open(run_dir)
+    events = read_events(run.path)
+    past = history(events, end_ns)
+    return RunLedger(run.run_json(), run.path, events, past, partition_history(past), history_incidents(past))
+
+
+def summary(run_dir: Path | str, *, control_hash: str | None = None, end_ns: int | None = None) -> dict[str, Any]:
+    """The JSON of one run; `control_hash` is the final hash of the undisturbed run (None: `bitwise_equal` is null)."""
+    return ledger_summary(read_run(run_dir, end_ns), control_hash=control_hash)
+
+
+def ledger_summary(ledger: RunLedger, *, control_hash: str | None = None) -> dict[str, Any]:
+    """The same from a run that was already read."""
+    final = final_results(ledger.events)
+    part = ledger.part
+    last = _last_step(ledger.past)
+    return {
+        "run_id": ledger.run["run_id"],
+        "config_hash": ledger.run["config_hash"],
+        "schedule_hash": ledger.run["schedule_hash"],
+        "bitwise_equal": None if control_hash is None else control_hash == final.get("final_hash"),
+        "control_hash": control_hash,
+        "final_hash": final.get("final_hash"),
+        "steps": last["step"] if last is not None else 0,
+        "final_loss": final.get("final_loss", last.get("loss") if last is not None else None),
+        "val_loss": final.get("val_loss"),
+        "training_goodput": part.training_goodput,
+        "infrastructure_goodput": part.infrastructure_goodput,
+        "ledger": {"wall_ns": part.wall_ns, "slots": part.slots, "states_ns": dict(part.states_ns)},
+        "incidents": [incident.as_json() for incident in ledger.incidents],
+        "classes": by_class(ledger.incidents),
+        "generations": len(ledger.past.generations),
+        "result": ledger.run["result"],
+    }
+
+
+def final_results(events: list[Event]) -> dict[str, Any]:
+    """The fields of the last `final` event of the lowest rank that wrote one; empty if none did."""
+    finals = [event for event in events if event["kind"] == "final"]
+    if not finals:
+        return {}
+    newest = max((e.get("generation", 0) for e in finals[-1:]), default=0)
+    latest = [e for e in finals if e.get("generation", 0) == newest]
+    return min(reversed(latest), key=lambda e: int(e.get("rank", 0)))
+
+
+def _last_step(past: History) -> Event | None:
+    """The newest finished step, of the lowest rank that has it."""
+    for generation in reversed(past.generations):
+        steps = generation.steps()
+        if steps:
+            return max(steps, key=lambda e: (e["step"], -e["rank"]))
+    return None
