@@ -78,8 +78,10 @@ class TrainConfig(BaseModel):
         return shape if self.num_layers is None else dataclasses.replace(shape, num_layers=self.num_layers)
 
     def highest_lr(self) -> float:
-        """`lr`, else the preset's."""
-        return self.lr if self.lr is not None else LEARNING_RATES[self.preset]
+        """`lr`, else 2e-5 for weights that are trained already, else the preset's."""
+        if self.lr is not None:
+            return self.lr
+        return 2e-5 if self.init_from is not None else LEARNING_RATES[self.preset]
 
     def rank_batch_size(self, world_size: int) -> int:
         """Samples per rank and step in a world of this size."""
@@ -146,7 +148,7 @@ def _check_amount(config: TrainConfig, corpus: Corpus, world_size: int) -> None:
         if used and have < batch * world_size:
             raise ConfigError(
                 f"{corpus.name} has {have} {split} samples of {config.seq_len} tokens, and one step of {world_size} "
-                f"ranks takes {batch * world_size}: use fewer ranks, a smaller --batch-size or --seq-len, or more --data"
+                f"ranks takes {batch * world_size}: use fewer ranks, less --batch-size or --seq-len, or more --data"
             )
 
 

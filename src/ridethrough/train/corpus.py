@@ -107,7 +107,7 @@ def load_corpus(data: str | None) -> Corpus:
     """
     if data is None:
         root = Path(sysconfig.get_paths()["stdlib"])
-        return _text_corpus(root, _text_files(root, frozenset({".py"})), "the Python standard library")
+        return _text_corpus(root, text_files(root, frozenset({".py"})), "the Python standard library")
     path = Path(data)
     if not path.exists():
         raise DataError(
@@ -117,11 +117,12 @@ def load_corpus(data: str | None) -> Corpus:
         return _shard_corpus(path)
     if path.is_dir() and any(path.glob("*.bin")):
         raise DataError(f"--data {data}: token shards without {INDEX}; run `ridethrough data prepare` there again")
-    files = [path] if path.is_file() else _text_files(path, _TEXT_SUFFIXES)
+    files = [path] if path.is_file() else text_files(path)
     return _text_corpus(path if path.is_dir() else path.parent, files, str(path))
 
 
-def _text_files(root: Path, suffixes: frozenset[str]) -> list[Path]:
+def text_files(root: Path, suffixes: frozenset[str] = _TEXT_SUFFIXES) -> list[Path]:
+    """Files under `root` with one of the suffixes, in order, without hidden folders, tests and packages."""
     found = []
     for folder, folders, files in os.walk(root):
         folders[:] = sorted(f for f in folders if f not in _SKIPPED_FOLDERS and not f.startswith((".", "config-")))

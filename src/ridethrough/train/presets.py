@@ -47,7 +47,7 @@ class ModelConfig:
 BYTE_VOCAB = 256  # a byte is a token; byte 0, which text does not hold, ends a document
 
 PRESETS: dict[str, ModelConfig] = {
-    # 983,616 parameters. Few blocks, since each costs collectives: four ranks on two cores take 0.1 to 0.2 s a step.
+    # 984,000 parameters. Few blocks, since each costs collectives: four ranks on two cores take 0.1 to 0.2 s a step.
     "tiny": ModelConfig(
         vocab_size=BYTE_VOCAB,
         hidden_size=192,
