@@ -57,7 +57,7 @@ class GenerationMachine:
         self._attempts = 0
         self._stop: m.StopRequested | None = None
         self._stop_deadline_s = 0.0
-        self._stop_agreed = False
+        self.stop_agreed = False
         self._out: list[m.Action] = []
 
     def handle(self, event: m.Event, now_s: float) -> list[m.Action]:
@@ -178,8 +178,8 @@ class GenerationMachine:
             return
         worker.step_at = event.step
         workers = self.members.workers()
-        if not self._stop_agreed and all(w.step_at is not None for w in workers):
-            self._stop_agreed = True
+        if not self.stop_agreed and all(w.step_at is not None for w in workers):
+            self.stop_agreed = True
             step = max(w.step_at or 0 for w in workers)
             self._tell(lambda node: m.StopAt(node=node, generation=self.generation, step=step))
 
@@ -360,7 +360,7 @@ class GenerationMachine:
         self._deadline_s = now_s + self.policy.rebuild_limit_s
         for worker in self.members.workers():
             worker.state, worker.stopped, worker.step_at = "entering", False, None
-        self._stop_agreed = False
+        self.stop_agreed = False
         self._tell(lambda node: m.Enter(node=node, plan=plan))
 
     def _resume(self) -> dict[str, Any]:

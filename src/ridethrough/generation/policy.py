@@ -13,6 +13,7 @@ Rung = Literal["in_process", "replace_process", "replace_node", "shrink", "give_
 
 _DEATHS = frozenset({"sigkill", "sigsegv", "exit", "signal", "oom", "gpu"})
 # Deaths that somebody else caused say nothing about the step at which they struck.
+_SAME_BEFORE_ANY_STEP = 2
 _FROM_OUTSIDE = frozenset({"sigkill", "oom", "node_loss", "signal", "preemption"})
 
 
@@ -100,9 +101,11 @@ def decide(policy: Policy, history: History, root: FaultReport, *, replaced: boo
         return Decision("give_up", f"not to be retried: {where}: {first_line}", 83)
     if root.fatal == "before_first_step":
         return Decision("give_up", f"failed before the first step, no progress: {where}: {first_line}", 81)
-    if root.fault_class not in _FROM_OUTSIDE and root.step is not None:
-        key = (root.step, root.fingerprint)
+    if root.fault_class not in _FROM_OUTSIDE:
+        key = (root.step or 0, root.fingerprint)
         history.same_fault[key] = history.same_fault.get(key, 0) + 1
+        if root.step is None and history.best_step == 0 and history.same_fault[key] >= _SAME_BEFORE_ANY_STEP:
+            return Decision("give_up", f"failed before the first step, no progress: {where}: {first_line}", 81)
         if history.same_fault[key] >= policy.max_same_fault:
             return Decision("give_up", f"no progress: {where} failed {history.same_fault[key]} times: {first_line}", 81)
     if history.no_progress > policy.max_no_progress:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import mmap
 import os
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 
 PAGE_BYTES = 4096
+STACK_SIGNAL = signal.SIGRTMAX - 4  # a worker answers it with the stacks of its threads, whatever it is doing
 _MAGIC = 0x5249444548423031  # "RIDEHB01"
 
 # Order is the order in the page. Times are ns of the host's monotonic clock.

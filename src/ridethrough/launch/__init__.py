@@ -1,0 +1,1 @@
+"""Starts, watches and ends processes: the node agent, its zygote, the coordinator, logs."""

@@ -1,0 +1,77 @@
+"""The limits that control groups put on this process, version 1 and 2. Reads only; None means no limit."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+_ROOT = Path("/sys/fs/cgroup")
+_NO_LIMIT = 1 << 60  # version 1 writes "no limit" as a huge number
+
+
+def memory_limit_bytes(pid: int | str = "self") -> int | None:
+    """The tightest memory limit over the group and its parents, in bytes."""
+    return _tightest(_folders("memory", pid), ("memory.max", "memory.limit_in_bytes"))
+
+
+def memory_used_bytes(pid: int | str = "self") -> int | None:
+    """Memory charged to the process's own group now, in bytes (page cache included)."""
+    for folder in _folders("memory", pid):
+        for name in ("memory.current", "memory.usage_in_bytes"):
+            value = _number(folder / name)
+            if value is not None:
+                return value
+    return None
+
+
+def pids_limit(pid: int | str = "self") -> int | None:
+    """The tightest limit on the number of tasks."""
+    return _tightest(_folders("pids", pid), ("pids.max",))
+
+
+def cpu_limit(pid: int | str = "self") -> float | None:
+    """The tightest CPU quota, in CPUs."""
+    quotas = []
+    for folder in _folders("cpu", pid):
+        text = _text(folder / "cpu.max")
+        quota, _, period = (text or "").partition(" ")
+        if text is None:
+            quota, period = _text(folder / "cpu.cfs_quota_us") or "max", _text(folder / "cpu.cfs_period_us") or ""
+        if quota.isdigit() and period.isdigit() and int(period) > 0:
+            quotas.append(int(quota) / int(period))
+    return min(quotas, default=None)
+
+
+def _folders(controller: str, pid: int | str) -> Iterator[Path]:
+    """The folders of the process's group for a controller, from its own up to the root that is visible here."""
+    text = _text(Path(f"/proc/{pid}/cgroup"))
+    for line in (text or "").splitlines():
+        _, controllers, group = line.split(":", 2)
+        if controller in controllers.split(","):
+            top = _ROOT / controllers if (_ROOT / controllers).is_dir() else _ROOT / controller
+        elif not controllers:
+            top = _ROOT
+        else:
+            continue
+        relative = os.path.normpath(group).lstrip("/")
+        # In a container the path may name the host's view while only the root is mounted: missing folders read as None.
+        for part in (relative, *(str(parent) for parent in Path(relative).parents)):
+            yield top / part
+
+
+def _tightest(folders: Iterator[Path], names: tuple[str, ...]) -> int | None:
+    found = [_number(folder / name) for folder in folders for name in names]
+    return min((value for value in found if value is not None and value < _NO_LIMIT), default=None)
+
+
+def _number(path: Path) -> int | None:
+    text = _text(path)
+    return int(text) if text is not None and text.isdigit() else None
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,422 @@
+"""The node agent: owns the node's worker processes and carries out what the generation machine decides.
+
+One asyncio loop in the agent's main thread. Workers speak to it over a Unix socket; it watches their heartbeat pages,
+waits for their deaths and reports everything as events through `report`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import shutil
+import signal
+import socket
+import struct
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ridethrough.generation import messages as m
+from ridethrough.generation.faults import FaultReport
+from ridethrough.generation.wire import Decoder, WireError, encode
+from ridethrough.health.heartbeat import HeartbeatPage
+from ridethrough.launch import linux
+from ridethrough.launch.config import LaunchConfig
+from ridethrough.launch.environment import worker_environment
+from ridethrough.launch.forker import Forker
+from ridethrough.launch.keeper import KeeperProcess
+from ridethrough.launch.logs import WorkerLog
+from ridethrough.launch.store import StoreHost
+from ridethrough.launch.watch import Watch
+from ridethrough.launch.workers import WorkerProcess, death_report
+from ridethrough.ledger.recorder import Recorder
+from ridethrough.ledger.rundir import RunDir
+
+_GONE_LIMIT_S = 10.0
+
+
+class NodeAgent:
+    """`report(event)` takes what happens to the machine; `perform(action)` does what the machine says.
+
+    `start` begins the node's helpers, `stop` ends every process and removes every file that this agent made. All
+    methods run in the main thread.
+    """
+
+    def __init__(
+        self, config: LaunchConfig, run: RunDir, recorder: Recorder, report: Callable[[m.Event], None]
+    ) -> None:
+        self.node = f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
+        self.config = config
+        self.run = run
+        self._recorder = recorder
+        self._report = report
+        self._folder = Path(tempfile.mkdtemp(prefix="ridethrough-"))
+        self._job = uuid.uuid4().hex
+        self._mark = f"RIDETHROUGH_JOB={self._job}"
+        self._workers: dict[str, WorkerProcess] = {}
+        self._slots: dict[int, WorkerProcess] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._store = StoreHost(config.address, config.master_port)
+        base_env = worker_environment(config, run, self._folder, self._job)
+        self._forker = Forker(job_mark=self._mark, folder=str(self._folder), preload=config.preload, env=base_env)
+        self._keeper = KeeperProcess(self._folder / "keeper.sock", run)
+        self._base_env = base_env
+        self._watch = Watch(config.policy, self.node, self._workers, self._report)
+        self._oom_kills = linux.oom_kills()
+        self._server: asyncio.Server | None = None
+        self._stopping = False
+        self._notice = ""
+
+    # --- life --------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Starts zygote, keeper, link and watch; returns once workers can be started."""
+        linux.become_subreaper()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._reap_adopted)
+        path = self._folder / "agent.sock"
+        self._server = await asyncio.start_unix_server(self._serve_worker, path)
+        os.chmod(path, 0o600)
+        if not self.config.no_python:
+            self._forker.start()
+        self._keeper.start()
+        await asyncio.to_thread(__import__, "torch.distributed")
+        if not self.config.no_python and not await self._forker.ready():
+            print(f"ridethrough: workers are started anew instead of forked: {self._forker.note}", file=sys.stderr)
+        self._spawn_task(self._watch.loop())
+        self._report(m.NodeJoined(node=self.node, name=socket.gethostname(), num_workers=self.config.num_workers))
+
+    async def stop(self, grace_s: float) -> None:
+        """Ends what still runs: SIGTERM, `grace_s` seconds, SIGKILL to whole trees. Leaves nothing behind."""
+        self._stopping = True
+        alive = [w for w in self._workers.values() if not w.gone.is_set()]
+        for worker in alive:
+            if not worker.released:
+                self._signal(worker, signal.SIGTERM)
+        if alive:
+            waits = [asyncio.ensure_future(w.gone.wait()) for w in alive]
+            _, late = await asyncio.wait(waits, timeout=grace_s)
+            for worker in alive:
+                if not worker.gone.is_set():
+                    self._kill(worker, "the job is over")
+            if late:
+                await asyncio.wait(waits, timeout=_GONE_LIMIT_S)
+        for worker in alive:
+            if not worker.gone.is_set():
+                print(f"ridethrough: process {worker.pid} (rank {worker.rank}) cannot be killed", file=sys.stderr)
+        for task in list(self._tasks):
+            task.cancel()
+        if self._server is not None:
+            self._server.close()
+        await self._keeper.stop()
+        self._forker.stop()
+        linux.kill_tree(-1, self._mark)
+        self._reap_adopted()
+        self._store.close()
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGCHLD)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    # --- what the machine says -------------------------------------------------------------------------------------
+
+    def perform(self, action: m.Action) -> None:
+        """Carries out one action for this node; never blocks. What takes time reports its end as an event."""
+        if isinstance(action, m.Spawn):
+            self._spawn_task(self._start_worker(action))
+        elif isinstance(action, m.OpenStore):
+            self._spawn_task(self._open_store(action.serial))
+        elif isinstance(action, m.Enter):
+            self._enter(action)
+        elif isinstance(action, m.Leave):
+            self._watch.dump_stacks(self.run.incidents_dir, action.generation)
+            self._broadcast({"t": "leave", "generation": action.generation, "why": action.why})
+        elif isinstance(action, m.Kill):
+            worker = self._workers.get(action.worker)
+            if worker is not None:
+                self._kill(worker, action.why)
+        elif isinstance(action, m.AskStep):
+            self._broadcast({"t": "ask_step", "generation": action.generation, "cause": action.cause})
+        elif isinstance(action, m.StopAt):
+            self._broadcast({"t": "stop_at", "generation": action.generation, "step": action.step})
+
+    def release(self, code: int) -> None:
+        """The job is over: workers that wait in `rt.run` go on behind it."""
+        for worker in self._slots.values():
+            worker.released = worker.writer is not None
+        self._broadcast({"t": "done", "code": code})
+
+    async def wait_workers(self, limit_s: float) -> None:
+        """Waits until every released worker has ended by itself."""
+        waits = [asyncio.ensure_future(w.gone.wait()) for w in self._workers.values() if not w.gone.is_set()]
+        if waits:
+            _, late = await asyncio.wait(waits, timeout=limit_s)
+            for wait in late:
+                wait.cancel()
+
+    # --- workers -----------------------------------------------------------------------------------------------------
+
+    async def _start_worker(self, spawn: m.Spawn) -> None:
+        before = self._slots.get(spawn.local_rank)
+        if before is not None and not before.gone.is_set():
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(before.gone.wait(), _GONE_LIMIT_S)
+        page = HeartbeatPage(self._folder / f"heartbeat-{spawn.worker}", create=True)
+        log = WorkerLog(self.config.log_dir or self.run.logs_dir, spawn.rank, echo=self.config.echo)
+        log.switch(0, spawn.rank)
+        worker = WorkerProcess(spawn.worker, spawn.rank, spawn.local_rank, page, log)
+        self._workers[worker.id] = worker
+        self._slots[spawn.local_rank] = worker
+        env = {**self._base_env, **_rank_environment(spawn), "RIDETHROUGH_WORKER": worker.id}
+        env["RIDETHROUGH_HEARTBEAT"] = str(page.path)
+        out_read, out = os.pipe()
+        err_read, err = os.pipe()
+        try:
+            worker.pid = await self._launch(worker.id, env, out, err)
+        except OSError as error:
+            print(f"ridethrough: rank {spawn.rank} cannot be started: {error}", file=sys.stderr)
+            os.close(out_read)
+            os.close(err_read)
+            worker.gone.set()
+            self._forget(worker)
+            self._report(m.WorkerExited(worker=worker.id, report=_not_started(worker, self.node, error)))
+            return
+        finally:
+            os.close(out)
+            os.close(err)
+        log.attach(out_read, err_read)
+        self._recorder.emit("worker_spawn", worker=worker.id, pid=worker.pid, node=self.node, rank=worker.rank)
+        worker.pidfd = os.pidfd_open(worker.pid)
+        asyncio.get_running_loop().add_reader(worker.pidfd, self._on_death, worker)
+        if worker.kill_reason or self._stopping:
+            self._kill(worker, worker.kill_reason or "the job is over")
+
+    async def _launch(self, worker: str, env: dict[str, str], out: int, err: int) -> int:
+        config = self.config
+        if not config.no_python and await self._forker.ready():
+            try:
+                return await self._forker.fork(worker, config.command, env, config.cwd, out, err)
+            except (OSError, asyncio.TimeoutError) as error:
+                print(f"ridethrough: {error}; starting another zygote", file=sys.stderr)
+                self._forker.start()
+        argv = config.command if config.no_python else [sys.executable, "-u", *config.command]
+        return self._forker.execute(argv, env, config.cwd, out, err)
+
+    def _on_death(self, worker: WorkerProcess) -> None:
+        asyncio.get_running_loop().remove_reader(worker.pidfd)
+        _, status = os.waitpid(worker.pid, 0)
+        self._spawn_task(self._bury(worker, status))
+
+    async def _bury(self, worker: WorkerProcess, status: int) -> None:
+        """Ends what the process left behind, reads its last words, and tells the machine."""
+        linux.kill_tree(worker.pid, f"RIDETHROUGH_WORKER={worker.id}")
+        self._reap_adopted()
+        code = os.waitstatus_to_exitcode(status)
+        if code > 0:
+            await worker.log.drain(1.0)  # the exception's text is in the pipe
+        oom_kills = linux.oom_kills()
+        report = death_report(worker, status, oom=oom_kills > self._oom_kills, node=self.node)
+        self._oom_kills = oom_kills
+        self._recorder.emit(
+            "worker_exit",
+            worker=worker.id,
+            pid=worker.pid,
+            node=self.node,
+            rank=worker.rank,
+            exit_code=code if code >= 0 else None,
+            signal=-code if code < 0 else None,
+        )
+        self._watch.flush()
+        if not (worker.released and code == 0):
+            self._report(m.WorkerExited(worker=worker.id, report=report))
+        await worker.log.drain(2.0)
+        self._forget(worker)
+        worker.gone.set()
+
+    def _forget(self, worker: WorkerProcess) -> None:
+        if worker.writer is not None:
+            worker.writer.close()
+            worker.writer = None
+        self._workers.pop(worker.id, None)
+        worker.close()
+
+    def _kill(self, worker: WorkerProcess, why: str) -> None:
+        worker.kill_reason = worker.kill_reason or why
+        if worker.pid and not worker.gone.is_set():
+            linux.kill_tree(worker.pid, f"RIDETHROUGH_WORKER={worker.id}")
+
+    def _signal(self, worker: WorkerProcess, sig: int) -> None:
+        if worker.pidfd >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(worker.pidfd, sig)
+
+    def _reap_adopted(self) -> None:
+        """Waits for orphans that became our children; our own workers and helpers are waited for elsewhere."""
+        known = {w.pid for w in self._workers.values()} | {self._forker.pid, self._keeper.pid}
+        for entry in linux.children():
+            if entry.state == "Z" and entry.pid not in known:
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(entry.pid, os.WNOHANG)
+
+    def _enter(self, action: m.Enter) -> None:
+        plan = action.plan
+        mine = plan.for_node(self.node)
+        if mine is None:
+            return
+        master, _, port = plan.store.rpartition(":")
+        self._watch.generation_begins(plan.generation)
+        for local_rank, name in enumerate(mine.workers):
+            worker = self._workers.get(name)
+            if worker is None:
+                continue
+            worker.rank, worker.generation = mine.first_rank + local_rank, plan.generation
+            worker.log.switch(plan.generation, worker.rank)
+            self._send(
+                worker,
+                {
+                    "t": "plan",
+                    "epoch": plan.epoch,
+                    "generation": plan.generation,
+                    "rank": worker.rank,
+                    "local_rank": local_rank,
+                    "world_size": plan.world_size,
+                    "local_world_size": len(mine.workers),
+                    "group_rank": plan.group_rank(self.node),
+                    "master_addr": master,
+                    "master_port": int(port),
+                    "prefix": plan.prefix,
+                    "restarts": plan.restarts,
+                    "resume": plan.resume,
+                },
+            )
+
+    async def _open_store(self, serial: int) -> None:
+        for _ in range(40):
+            try:
+                endpoint = self._store.open()
+                break
+            except (RuntimeError, OSError) as error:
+                if self.config.master_port == 0:
+                    raise
+                last = error
+                await asyncio.sleep(0.25)
+        else:
+            print(
+                f"ridethrough: port {self.config.master_port} on {self.config.address} stays in use: {last}",
+                file=sys.stderr,
+            )
+            self._report(m.StopRequested(cause=f"port {self.config.master_port} in use", code=2, grace_s=0.0))
+            return
+        self._report(m.StoreOpened(serial=serial, endpoint=endpoint))
+
+    # --- the link to the workers -------------------------------------------------------------------------------------
+
+    async def _serve_worker(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One worker's connection: only processes of our own user are heard."""
+        sock: socket.socket = writer.get_extra_info("socket")
+        _, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        decoder = Decoder()
+        worker: WorkerProcess | None = None
+        try:
+            while uid == os.getuid() and (data := await reader.read(1 << 16)):
+                for message in decoder.feed(data):
+                    if message.get("t") == "hello":
+                        worker = self._hello(message, writer)
+                        if worker is None:
+                            return
+                    elif worker is not None:
+                        self._from_worker(worker, message)
+        except (ConnectionError, WireError, KeyError, ValueError) as error:
+            print(f"ridethrough: a worker's connection broke: {error}", file=sys.stderr)
+        finally:
+            if worker is not None and worker.writer is writer:
+                worker.writer = None
+            writer.close()
+
+    def _hello(self, message: dict[str, Any], writer: asyncio.StreamWriter) -> WorkerProcess | None:
+        worker = self._workers.get(message["worker"])
+        if message.get("protocol") != m.PROTOCOL:
+            why = f"the worker speaks protocol {message.get('protocol')}, its agent {m.PROTOCOL}: install one version"
+            writer.write(encode({"t": "refused", "why": why}))
+            return None
+        if worker is not None:
+            worker.writer = writer
+        return worker
+
+    def _from_worker(self, worker: WorkerProcess, message: dict[str, Any]) -> None:
+        self._watch.flush()
+        kind = message["t"]
+        if kind == "ready":
+            self._report(
+                m.WorkerReady(worker=worker.id, left=message["generation"], inventory=message.get("inventory", {}))
+            )
+        elif kind == "entered":
+            self._report(m.WorkerEntered(worker=worker.id, generation=message["generation"]))
+        elif kind == "fault":
+            fields = {**message["report"], "worker": worker.id, "node": self.node, "pid": worker.pid}
+            report = FaultReport.model_validate({**fields, "declared_ns": time.monotonic_ns()})
+            self._report(m.WorkerFaulted(report=report))
+        elif kind == "finished":
+            self._report(
+                m.WorkerFinished(
+                    worker=worker.id,
+                    generation=message["generation"],
+                    step=message.get("step", 0),
+                    stopped=message.get("stopped", False),
+                )
+            )
+        elif kind == "step_at":
+            self._report(m.StepAt(worker=worker.id, generation=message["generation"], step=message["step"]))
+
+    def _broadcast(self, message: dict[str, Any]) -> None:
+        for worker in self._slots.values():
+            self._send(worker, message)
+
+    def _send(self, worker: WorkerProcess, message: dict[str, Any]) -> None:
+        if worker.writer is not None:
+            worker.writer.write(encode(message))
+
+    def _spawn_task(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_done)
+
+    def _task_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            asyncio.get_running_loop().call_exception_handler({"message": "agent task failed", "exception": error})
+
+
+def _rank_environment(spawn: m.Spawn) -> dict[str, str]:
+    host, _, port = spawn.store.rpartition(":")
+    return {
+        "RANK": str(spawn.rank),
+        "LOCAL_RANK": str(spawn.local_rank),
+        "WORLD_SIZE": str(spawn.world_size),
+        "LOCAL_WORLD_SIZE": str(spawn.world_size // spawn.num_nodes),
+        "GROUP_RANK": str(spawn.group_rank),
+        "GROUP_WORLD_SIZE": str(spawn.num_nodes),
+        "ROLE_RANK": str(spawn.rank),
+        "ROLE_WORLD_SIZE": str(spawn.world_size),
+        "MASTER_ADDR": host or "127.0.0.1",
+        "MASTER_PORT": port or "0",
+        "TORCHELASTIC_RESTART_COUNT": str(spawn.restarts),
+    }
+
+
+def _not_started(worker: WorkerProcess, node: str, error: OSError) -> FaultReport:
+    name = errno.errorcode.get(error.errno or 0, "error")
+    return FaultReport(
+        generation=worker.generation,
+        worker=worker.id,
+        rank=worker.rank,
+        node=node,
+        fault_class="exit",
+        detected_by="waitpid",
+        phase="launch",
+        cause=f"the process could not be started: {error} ({name})",
+        declared_ns=time.monotonic_ns(),
+    )

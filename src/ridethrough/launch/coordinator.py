@@ -1,0 +1,131 @@
+"""Runs the generation machine: events come in from the agents, actions go back to them, everything is recorded."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ridethrough.generation import messages as m
+from ridethrough.generation.faults import FaultReport
+from ridethrough.generation.machine import GenerationMachine
+from ridethrough.ledger.recorder import Recorder
+
+_TICK_S = 0.05
+
+
+class Coordinator:
+    """`deliver(node, action)`, to be set before the first event, sends an action to a node's agent. All methods run on
+    one event loop, in one thread."""
+
+    def __init__(self, machine: GenerationMachine, recorder: Recorder) -> None:
+        self.machine = machine
+        self.deliver: Callable[[str, m.Action], None] = lambda node, action: None
+        self._recorder = recorder
+        self._pids: dict[str, int] = {}
+        self._queue: list[m.Event] = []
+        self._busy = False
+        self._all_out_ns: int | None = None
+        self.last_incident: m.IncidentDecided | None = None
+        self.done: asyncio.Future[m.JobDone] = asyncio.get_running_loop().create_future()
+
+    def post(self, event: m.Event) -> None:
+        """Takes an event, from anywhere on the loop; also from within `deliver`."""
+        self._queue.append(event)
+        if self._busy:
+            return
+        self._busy = True
+        try:
+            while self._queue:
+                self._handle(self._queue.pop(0))
+        finally:
+            self._busy = False
+
+    async def tick(self) -> None:
+        """Runs until cancelled: limits are noticed within a twentieth of a second."""
+        while True:
+            await asyncio.sleep(_TICK_S)
+            self.post(m.Tick())
+
+    def _handle(self, event: m.Event) -> None:
+        reports = [event.report] if isinstance(event, (m.WorkerFaulted, m.WorkerExited)) and event.report else []
+        phase = self.machine.phase
+        for report in reports:
+            if phase != "done" and (report.generation == self.machine.generation or isinstance(event, m.WorkerExited)):
+                self._record_fault(report)
+        for action in self.machine.handle(event, time.monotonic()):
+            self._act(action)
+
+    def _act(self, action: m.Action) -> None:
+        if isinstance(action, m.AllOut):
+            self._all_out_ns = time.monotonic_ns()
+            self._recorder.emit("all_out", t_ns=self._all_out_ns, generation=action.generation)
+        elif isinstance(action, m.IncidentDecided):
+            self._record_incident(action)
+        elif isinstance(action, m.JobDone):
+            if not self.done.done():
+                self.done.set_result(action)
+        else:
+            if isinstance(action, m.Enter) and action.node == action.plan.nodes[0].node:
+                self._record_plan(action)
+            self.deliver(action.node, action)
+
+    def _record_plan(self, action: m.Enter) -> None:
+        plan = action.plan
+        members = [
+            {"rank": rank, "local_rank": local_rank, "node": node, "worker": worker}
+            for rank, local_rank, node, worker in plan.members()
+        ]
+        self._recorder.emit(
+            "plan",
+            generation=plan.generation,
+            epoch=plan.epoch,
+            world_size=plan.world_size,
+            members=members,
+            resume=plan.resume,
+        )
+
+    def _record_fault(self, report: FaultReport) -> None:
+        self._recorder.emit(
+            "fault",
+            generation=report.generation,
+            rank=report.rank,
+            worker=report.worker,
+            host=report.node,
+            pid=report.pid,
+            phase=report.phase,
+            step=report.step,
+            cause=report.cause,
+            detected_by=report.detected_by,
+            fault_ns=report.fault_ns,
+            traceback=report.traceback,
+            **_class(report),
+        )
+
+    def _record_incident(self, action: m.IncidentDecided) -> None:
+        self.last_incident = action
+        root = action.root
+        self._recorder.emit(
+            "incident",
+            id=action.id,
+            rank=root.rank,
+            host=root.node,
+            phase=root.phase,
+            step=root.step,
+            generation=action.generation,
+            rung=action.rung,
+            detected_by=root.detected_by,
+            attempts=action.attempts,
+            root_cause=root.traceback or root.cause,
+            why=action.why,
+            declared_ns=root.declared_ns,
+            fault_ns=root.fault_ns,
+            all_out_ns=self._all_out_ns,
+            secondary=[{"rank": r.rank, "class": r.fault_class, "cause": r.cause} for r in action.secondary],
+            **_class(root),
+        )
+
+
+def _class(report: FaultReport) -> dict[str, Any]:
+    return {"class": report.fault_class}  # a keyword of Python, so it cannot be written as an argument

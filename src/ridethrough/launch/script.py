@@ -1,0 +1,69 @@
+"""Runs the user's program in this process so that it sees what `python script.py` would see."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import runpy
+import sys
+import threading
+import traceback
+import types
+from typing import NoReturn
+
+
+def run_as_main(command: list[str]) -> NoReturn:
+    """`command` is [script.py, args...] or ["-m", module, args...]. Ends the process with the program's exit code,
+    as the interpreter would: uncaught exceptions through `sys.excepthook`, then threads, exit handlers, flushing."""
+    code = 0
+    try:
+        _execute(command)
+    except SystemExit as stop:
+        code = _exit_code(stop)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        code = 1
+    end_process(code)
+
+
+def end_process(code: int) -> NoReturn:
+    """What the interpreter does at its end, less the tear-down of modules, which takes a second with torch loaded."""
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+    except BaseException:
+        traceback.print_exc()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            continue
+    os._exit(code)
+
+
+def _execute(command: list[str]) -> None:
+    main = types.ModuleType("__main__")
+    main.__dict__["__builtins__"] = __builtins__
+    sys.modules["__main__"] = main
+    if command[0] == "-m":
+        sys.argv = ["-m", *command[2:]]
+        sys.path[0:0] = [os.getcwd()]
+        runpy._run_module_as_main(command[1])  # type: ignore[attr-defined]
+        return
+    path = command[0]
+    sys.argv = list(command)
+    sys.path[0:0] = [os.path.dirname(os.path.realpath(path))]
+    with open(path, "rb") as file:
+        source = file.read()
+    main.__file__ = path
+    main.__dict__["__cached__"] = None
+    exec(compile(source, path, "exec"), main.__dict__)
+
+
+def _exit_code(stop: SystemExit) -> int:
+    if stop.code is None:
+        return 0
+    if isinstance(stop.code, int):
+        return stop.code & 0xFF
+    print(stop.code, file=sys.stderr)
+    return 1

@@ -1,0 +1,237 @@
+"""The worker's side of the generations: ready, plan, enter, train, leave, and again until the job is done."""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import importlib
+import os
+import queue
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from ridethrough import checkpoint
+from ridethrough.health.heartbeat import STACK_SIGNAL, HeartbeatPage
+from ridethrough.ledger.recorder import Recorder
+from ridethrough.restart.exceptions import LeaveGeneration, classify, describe, fatality
+from ridethrough.restart.generation import Place, Stage
+from ridethrough.restart.groups import Groups
+from ridethrough.restart.interrupt import Interrupter
+from ridethrough.restart.link import Link
+from ridethrough.restart.monitor import Monitor
+from ridethrough.restart.run import Run
+from ridethrough.restart.thread_state import modes
+
+_T = TypeVar("_T")
+_NOT_AS_BEFORE = 71  # exit code of a process whose interpreter state an interrupt has changed: it is replaced
+_PLAN_WAIT_S = 5.0
+
+
+class Session:
+    """Made by `rt.run` in the main thread. Owns the link, the heartbeat page and the monitor thread; they live as long
+    as the process, because a finished rank may be called back until all have finished."""
+
+    def __init__(self, *, process_group: bool, timeout_s: float) -> None:
+        self._process_group = process_group
+        self._timeout_s = timeout_s
+        run_dir = os.environ.get("RIDETHROUGH_RUN_DIR")
+        self._run_dir = Path(run_dir) if run_dir else None
+        self._recorder = Recorder(self._run_dir, "worker")
+        self._page = HeartbeatPage(Path(os.environ["RIDETHROUGH_HEARTBEAT"]))
+        self._worker = os.environ["RIDETHROUGH_WORKER"]
+        self._stacks = self._register_stacks()
+        self._interrupter = Interrupter()
+        self._link = Link(os.environ["RIDETHROUGH_AGENT"], self._worker)
+        self._monitor = Monitor(self._link, self._page, self._interrupter)
+        self._left = 0
+        self._finished_a_step = False
+        self._result: Any = None
+
+    def loop(self, train: Callable[[Run], _T]) -> _T:
+        """Returns the function's result once every rank has finished."""
+        gc.collect()
+        gc.freeze()
+        self._monitor.start()
+        while True:
+            self._link.send({"t": "ready", "generation": self._left, "inventory": {}})
+            message = self._next({"plan", "done"})
+            if message["t"] == "done":
+                raise SystemExit(message["code"])
+            place = Place.from_message(message)
+            if self._generation(train, place):
+                result = self._result
+                self._result = None
+                return result  # type: ignore[no-any-return]
+            self._left = place.generation
+            self._page.stamp("generation", 0)
+            self._page.enter("outside", time.monotonic_ns())
+
+    def _generation(self, train: Callable[[Run], _T], place: Place) -> bool:
+        """One generation in a function of its own, so that no local of it survives; True when the job is done."""
+        stage = Stage(place.generation)
+        groups = Groups(place.master_port)
+        self._monitor.watch(stage, groups)
+        self._enter(place)
+        run = Run(
+            place,
+            device_of(place),
+            stage,
+            run_dir=self._run_dir,
+            recorder=self._recorder,
+            page=self._page,
+            interrupter=self._interrupter,
+        )
+        checkpoint.set_recorder(run.record)
+        before = modes()
+        error = self._call(train, run, place, groups)
+        if error is None and self._finished(run, stage, groups):
+            return True
+        if error is not None:
+            self._report(error, run, stage)
+            error.__traceback__ = error.__context__ = error.__cause__ = None
+        del error
+        self._leave(run, stage, groups, place)
+        if modes() != before:
+            print(f"ridethrough: torch's modes were left switched, this process is replaced: {modes()} != {before}")
+            os._exit(_NOT_AS_BEFORE)
+        return False
+
+    def _enter(self, place: Place) -> None:
+        os.environ.update(
+            RANK=str(place.rank),
+            LOCAL_RANK=str(place.local_rank),
+            WORLD_SIZE=str(place.world_size),
+            LOCAL_WORLD_SIZE=str(place.local_world_size),
+            GROUP_RANK=str(place.group_rank),
+            MASTER_ADDR=place.master_addr,
+            MASTER_PORT=str(place.master_port),
+            TORCHELASTIC_RESTART_COUNT=str(place.restarts),
+            RIDETHROUGH_GENERATION=str(place.generation),
+            RIDETHROUGH_EPOCH=str(place.epoch),
+        )
+        self._page.stamp("generation", place.generation)
+        self._page.stamp("last_step_ns", 0)
+        self._page.stamp("step", 0)
+        self._page.enter("recovery", time.monotonic_ns())
+
+    def _call(self, train: Callable[[Run], _T], run: Run, place: Place, groups: Groups) -> BaseException | None:
+        """Makes the groups and calls the function; what came out of it, or None."""
+        try:
+            self._interrupter.arm()
+            try:
+                for install in observers():
+                    install(run)
+                if place.generation > 1:
+                    run.enter_phase("recovery")
+                    run.notify("recovery")
+                if self._process_group:
+                    groups.open(
+                        host=place.master_addr,
+                        prefix=place.prefix,
+                        rank=place.rank,
+                        world_size=place.world_size,
+                        device=run.device,
+                        timeout_s=self._timeout_s,
+                    )
+                    groups.bury()
+                self._link.send({"t": "entered", "generation": place.generation})
+                run.record("enter")
+                run.enter_phase("init")
+                run.notify("init")
+                self._result = train(run)
+            finally:
+                self._interrupter.disarm()
+        except BaseException as error:
+            self._interrupter.disarm()
+            return error
+        return None
+
+    def _finished(self, run: Run, stage: Stage, groups: Groups) -> bool:
+        """Waits until every rank has finished; False if a fault elsewhere calls this one back."""
+        self._finished_a_step = True
+        self._page.enter("held", time.monotonic_ns())
+        self._link.send({"t": "finished", "generation": run.generation, "step": run.step, "stopped": run.stopped})
+        message = self._next({"done", "leave"})
+        if message["t"] == "leave":
+            return False
+        stage.left.set()
+        run.record("exit", code=message["code"])
+        groups.close()
+        return True
+
+    def _report(self, error: BaseException, run: Run, stage: Stage) -> None:
+        """Tells the agent what happened here, unless this rank only obeyed, and frees the peers."""
+        stage.left.set()
+        first = run.generation == 1 and not self._finished_a_step and run.step <= 1
+        if isinstance(error, LeaveGeneration):
+            run.record("leave", cause="told to leave")
+            return
+        told = describe(error)
+        report = {
+            "generation": run.generation,
+            "rank": run.rank,
+            "fault_class": "collective" if stage.over and classify(error) == "collective" else classify(error),
+            "detected_by": "collective" if classify(error) == "collective" else "exception",
+            "phase": run.current_phase,
+            "step": run.step or None,
+            "fatal": fatality(error, first=first and not stage.over),
+            "fault_ns": time.monotonic_ns(),
+            **told,
+        }
+        if isinstance(error, SystemExit) and isinstance(error.code, int):
+            report["exit_code"] = error.code
+        self._link.send({"t": "fault", "worker": self._worker, "report": report})
+        self._monitor.cut(stage)
+        run.record("leave", cause=told["cause"])
+
+    def _leave(self, run: Run, stage: Stage, groups: Groups, place: Place) -> None:
+        """Everything of the old generation goes: callbacks, snapshots, groups, meshes, garbage."""
+        stage.left.set()
+        self._monitor.cut(stage)
+        run.leave()
+        checkpoint.abandon(place.generation)
+        self._result = None
+        groups.close()
+
+    def _next(self, kinds: set[str]) -> dict[str, Any]:
+        """The agent's next word. Waits as long as the agent lives: the monitor ends the process when it is gone."""
+        while True:
+            try:
+                message = self._monitor.inbox.get(timeout=_PLAN_WAIT_S)
+            except queue.Empty:
+                continue
+            if message["t"] == "refused":
+                raise ConnectionError(message["why"])
+            if message["t"] in kinds:
+                return message
+
+    def _register_stacks(self) -> Any:
+        """`faulthandler` writes all threads' stacks on demand, also when the interpreter is stuck."""
+        if self._run_dir is None:
+            return None
+        path = self._run_dir / "incidents" / f"stacks-{self._worker}.txt"
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        faulthandler.register(STACK_SIGNAL, file=fd, all_threads=True, chain=False)
+        return fd
+
+
+def device_of(place: Place) -> torch.device:
+    """The rank's GPU, made current, or the CPU."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", place.local_rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+def observers() -> list[Callable[[Run], None]]:
+    """The functions named in RIDETHROUGH_OBSERVERS ("module:function,..."), as the launcher set it."""
+    found = []
+    for name in filter(None, os.environ.get("RIDETHROUGH_OBSERVERS", "").split(",")):
+        module, _, function = name.partition(":")
+        found.append(getattr(importlib.import_module(module), function))
+    return found
