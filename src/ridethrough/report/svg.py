@@ -1,0 +1,212 @@
+"""Small inline SVG: the timeline of every rank, step time and loss with rollbacks, recovery by stage.
+
+Colours come from classes that the page's style sheet defines for light and dark. Nothing refers to another file.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from html import escape
+
+from ridethrough.ledger.incidents import Incident
+from ridethrough.ledger.partition import Partition, Segment
+from ridethrough.ledger.reading import Event
+from ridethrough.ledger.schema import STAGES
+
+WIDTH = 1000
+_COLUMNS = 1500  # a lane is drawn with at most so many pieces
+_POINTS = 1200  # of a curve
+MAX_LANES = 128
+
+
+def timeline(part: Partition, incidents: Sequence[Incident]) -> str:
+    """One lane per rank, coloured by state, with a mark at each incident. The first `MAX_LANES` ranks."""
+    lanes = part.segments[:MAX_LANES]
+    left, top, height = 60, 24, 22 if len(lanes) <= 16 else 9
+    bottom = top + len(lanes) * (height + 3)
+    scale = (WIDTH - left - 10) / max(1, part.wall_ns)
+
+    def x(t_ns: float) -> float:
+        return left + (t_ns - part.start_ns) * scale
+
+    out = []
+    for slot, lane in enumerate(lanes):
+        y = top + slot * (height + 3)
+        out.append(
+            f'<text class="axis" x="{left - 6}" y="{y + height * 0.75:.0f}" text-anchor="end">rank {slot}</text>'
+        )
+        for state, t0, t1 in _pieces(lane, part):
+            width = max(x(t1) - x(t0), 0.3)
+            tip = f"rank {slot}: {state} {(t1 - t0) / 1e9:.3f} s from {(t0 - part.start_ns) / 1e9:.3f} s"
+            out.append(
+                f'<rect class="s-{state}" x="{x(t0):.2f}" y="{y}" width="{width:.2f}" height="{height}">'
+                f"<title>{tip}</title></rect>"
+            )
+    for number, incident in enumerate(incidents, 1):
+        at = x(incident.fault_ns)
+        tip = escape(f"incident {incident.id}: {incident.class_} of rank {incident.rank} at step {incident.step}")
+        out.append(
+            f'<g class="mark"><title>{tip}</title><line x1="{at:.2f}" x2="{at:.2f}" y1="{top - 6}" y2="{bottom}"/>'
+            f'<text x="{at:.2f}" y="{top - 9}" text-anchor="middle">{number}</text></g>'
+        )
+    out += _axis_x(left, WIDTH - 10, bottom + 4, 0, part.wall_ns / 1e9, " s")
+    return _svg(bottom + 26, "Timeline of every rank by state", out)
+
+
+def _pieces(lane: Sequence[Segment], part: Partition) -> list[tuple[str, int, int]]:
+    """Neighbours of one state joined; a lane with too many pieces becomes columns of the state with most time."""
+    joined: list[tuple[str, int, int]] = []
+    for segment in lane:
+        if joined and joined[-1][0] == segment.state:
+            joined[-1] = (segment.state, joined[-1][1], segment.t1)
+        else:
+            joined.append((segment.state, segment.t0, segment.t1))
+    if len(joined) <= _COLUMNS:
+        return joined
+    width = max(1, part.wall_ns // _COLUMNS + 1)
+    columns: list[dict[str, int]] = [{} for _ in range(_COLUMNS)]
+    for state, t0, t1 in joined:
+        for column in range((t0 - part.start_ns) // width, (t1 - 1 - part.start_ns) // width + 1):
+            begin = part.start_ns + column * width
+            share = min(t1, begin + width) - max(t0, begin)
+            columns[column][state] = columns[column].get(state, 0) + share
+    out: list[tuple[str, int, int]] = []
+    for column, shares in enumerate(columns):
+        if not shares:
+            continue
+        state = max(shares, key=lambda name: shares[name])
+        begin = part.start_ns + column * width
+        end = min(begin + width, part.end_ns)
+        if out and out[-1][0] == state:
+            out[-1] = (state, out[-1][1], end)
+        else:
+            out.append((state, begin, end))
+    return out
+
+
+def step_curves(events: Sequence[Event], incidents: Sequence[Incident]) -> str:
+    """Step time and loss over steps, one line per generation; an arrow back where a recovery rolled back to."""
+    steps = [event for event in events if event["kind"] == "step"]
+    if not steps:
+        return "<p>No step was finished.</p>"
+    rank = min(event["rank"] for event in steps)
+    mine = [event for event in steps if event["rank"] == rank]
+    runs = _by_generation(mine)
+    parts = [
+        _curve("Step time (s)", runs, lambda e: (e["t1_ns"] - e["t0_ns"]) / 1e9, incidents, zero=True),
+        _curve("Loss", runs, lambda e: e.get("loss"), incidents, zero=False),
+    ]
+    return f"<p>Rank {rank}.</p>" + "".join(parts)
+
+
+def _by_generation(steps: Sequence[Event]) -> list[list[Event]]:
+    runs: list[list[Event]] = []
+    for event in steps:
+        if runs and runs[-1][-1]["generation"] == event["generation"] and event["step"] > runs[-1][-1]["step"]:
+            runs[-1].append(event)
+        else:
+            runs.append([event])
+    return runs
+
+
+def _curve(
+    title: str,
+    runs: list[list[Event]],
+    value: Callable[[Event], float | None],
+    incidents: Sequence[Incident],
+    zero: bool,
+) -> str:
+    series = [
+        [(int(e["step"]), float(v)) for e in run if isinstance(v := value(e), (int, float)) and math.isfinite(v)]
+        for run in runs
+    ]
+    values = [v for points in series for _, v in points]
+    if not values:
+        return ""
+    left, top, right, bottom = 60, 26, WIDTH - 10, 190
+    low, high = (0.0 if zero else min(values)), max(values)
+    high = high if high > low else low + 1.0
+    last = max(s for points in series for s, _ in points)
+
+    def x(step: float) -> float:
+        return left + (right - left) * step / max(1, last)
+
+    def y(v: float) -> float:
+        return bottom - (bottom - top) * (v - low) / (high - low)
+
+    out = [f'<text class="head" x="{left}" y="14">{escape(title)}</text>']
+    for place, points in enumerate(series):
+        kept = next((s[0][0] - 1 for s in series[place + 1 :] if s), None)
+        lost = [p for p in points if kept is not None and p[0] > kept]
+        good = [p for p in points if kept is None or p[0] <= kept]
+        for name, some in (("curve", good), ("curve lost", [*good[-1:], *lost] if lost else [])):
+            thin = some[:: max(1, len(some) // _POINTS)]
+            if thin:
+                path = " ".join(f"{x(s):.1f},{y(v):.1f}" for s, v in thin)
+                out.append(f'<polyline class="{name}" points="{path}"/>')
+    for number, i in enumerate(incidents, 1):
+        if i.resumed_at is None or i.steps_lost is None:
+            continue
+        back, at = x(i.resumed_at), x(i.resumed_at + i.steps_lost)
+        tip = escape(f"incident {i.id}: {i.steps_lost} steps lost, resumed at step {i.resumed_at}")
+        out.append(
+            f'<g class="mark"><title>{tip}</title><line x1="{at:.1f}" x2="{at:.1f}" y1="{top}" y2="{bottom}"/>'
+            f'<line class="back" x1="{back:.1f}" x2="{at:.1f}" y1="{top}" y2="{top}"/>'
+            f'<text x="{at:.1f}" y="{top - 4}" text-anchor="middle">{number}</text></g>'
+        )
+    for v in (low, (low + high) / 2, high):
+        out.append(f'<text class="axis" x="{left - 6}" y="{y(v) + 4:.0f}" text-anchor="end">{v:.4g}</text>')
+        out.append(f'<line class="grid" x1="{left}" x2="{right}" y1="{y(v):.1f}" y2="{y(v):.1f}"/>')
+    out += _axis_x(left, right, bottom + 2, 0, last, "")
+    return _svg(bottom + 26, f"{title} over steps", out)
+
+
+def recovery(incidents: Sequence[Incident]) -> str:
+    """A bar per incident from the fault to the first step done, divided into its stages."""
+    if not incidents:
+        return "<p>No incident.</p>"
+    left, height = 200, 20
+    longest = max((sum(i.stages_s.values()) for i in incidents), default=0.0) or 1.0
+    scale = (WIDTH - left - 80) / longest
+    out = []
+    for number, incident in enumerate(incidents):
+        y, at = 4 + number * (height + 6), float(left)
+        label = escape(f"{number + 1}: {incident.class_}, rank {incident.rank}")
+        out.append(f'<text class="axis" x="{left - 6}" y="{y + 14}" text-anchor="end">{label}</text>')
+        for stage in STAGES:
+            seconds = incident.stages_s.get(stage, 0.0)
+            if seconds > 0:
+                tip = f"{stage} {seconds:.3f} s"
+                out.append(
+                    f'<rect class="g-{stage}" x="{at:.2f}" y="{y}" width="{max(seconds * scale, 0.3):.2f}" '
+                    f'height="{height}"><title>{tip}</title></rect>'
+                )
+                at += seconds * scale
+        whole = sum(incident.stages_s.values())
+        note = f"{whole:.2f} s" if incident.recovered else f"{whole:.2f} s, not recovered"
+        out.append(f'<text class="axis" x="{at + 6:.1f}" y="{y + 14}">{note}</text>')
+    return _svg(8 + len(incidents) * (height + 6), "Recovery of each incident by stage", out)
+
+
+def _axis_x(left: float, right: float, y: float, low: float, high: float, unit: str) -> list[str]:
+    step = _nice((high - low) / 8)
+    out = [f'<line class="grid" x1="{left}" x2="{right}" y1="{y}" y2="{y}"/>']
+    for n in range(int((high - low) / step) + 1):
+        at = left + (right - left) * n * step / max(high - low, 1e-12)
+        out.append(f'<text class="axis" x="{at:.1f}" y="{y + 14}" text-anchor="middle">{low + n * step:g}{unit}</text>')
+    return out
+
+
+def _nice(value: float) -> float:
+    """The next larger of 1, 2, 5 times a power of ten."""
+    power = 10.0 ** math.floor(math.log10(max(value, 1e-9)))
+    return float(next(m * power for m in (1, 2, 5, 10) if m * power >= value * 0.999))
+
+
+def _svg(height: float, label: str, content: Sequence[str]) -> str:
+    return (
+        f'<div class="wide"><svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{escape(label)}">'
+        + "".join(content)
+        + "</svg></div>"
+    )
