@@ -38,20 +38,24 @@ if init_from:
 else:
     rows = seeded(7, 2)
 dist.init_process_group("gloo")
-with torch.device("meta"):
-    model = Llama(TrainConfig(init_from=init_from).model())
-shard(model, init_device_mesh("cpu", (dist.get_world_size(),)), torch.float32)
-model.to_empty(device="cpu")
-asked = []
-fill(model, lambda name, shape, first, count: (asked.append(count / shape[0]), rows(name, shape, first, count))[1])
-assert all(part <= 0.6 for part in asked), asked
-held = sum(local_rows(p)[0].numel() for p in model.parameters())
-whole = sum(p.numel() for p in model.parameters())
-assert held <= 0.51 * whole, (held, whole)
-for name, parameter in model.named_parameters():
-    expected = rows(name, parameter.shape, 0, parameter.shape[0])
-    assert torch.equal(parameter.full_tensor(), expected), name
-print("equal", flush=True)
+
+def check():  # a function, so that nothing of the group is alive when the interpreter ends
+    with torch.device("meta"):
+        model = Llama(TrainConfig(init_from=init_from).model())
+    shard(model, init_device_mesh("cpu", (dist.get_world_size(),)), torch.float32)
+    model.to_empty(device="cpu")
+    asked = []
+    fill(model, lambda name, shape, first, count: (asked.append(count / shape[0]), rows(name, shape, first, count))[1])
+    assert all(part <= 0.6 for part in asked), asked
+    held = sum(local_rows(p)[0].numel() for p in model.parameters())
+    whole = sum(p.numel() for p in model.parameters())
+    assert held <= 0.51 * whole, (held, whole)
+    for name, parameter in model.named_parameters():
+        expected = rows(name, parameter.shape, 0, parameter.shape[0])
+        assert torch.equal(parameter.full_tensor(), expected), name
+    print("equal", flush=True)
+
+check()
 dist.destroy_process_group()
 """
 
