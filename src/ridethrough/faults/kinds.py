@@ -69,7 +69,7 @@ def _slow(shot: Shot) -> None:
     shot.follow(later)
 
 
-_IN_PLACE = "an exception raised in the main thread by a signal handler"
+_IN_PLACE = "a signal handler that raises in the main thread"
 _KILL = "SIGKILL only"
 
 _ROWS = (

@@ -1,0 +1,75 @@
+"""`ridethrough`: the command line. Each command is a file of its own, imported when it is called.
+
+To add one, write `cli/<name>.py` with a typer `app` and add its row to COMMANDS; the row's text is what `--help` shows,
+so that listing the commands imports none of them.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from ridethrough.version import __version__
+
+COMMANDS = {
+    "env": ("ridethrough.cli.env", "Versions, machine, limits and GPUs, for a bug report."),
+    "exit-codes": ("ridethrough.cli.exit_codes", "Exit codes and whether an orchestrator should try again."),
+    "faults": ("ridethrough.cli.faults", "Fault schedules (plan) and kinds of fault (kinds)."),
+}
+"""Command -> (module with `app`, one line of help), in the order of `--help`."""
+
+
+class LazyGroup(TyperGroup):
+    """A group that shows stubs and loads a command's module only to run it or to complete its options."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name in self.commands:
+            return self.commands[cmd_name]
+        if cmd_name in COMMANDS:
+            return TyperCommand(cmd_name, help=COMMANDS[cmd_name][1])
+        return None
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name = args[0] if args else ""
+        if name in COMMANDS and name not in self.commands:
+            command = typer.main.get_command(import_module(COMMANDS[name][0]).app)
+            command.name = name
+            self.commands[name] = command
+        return super().resolve_command(ctx, args)
+
+
+def _print_version(value: bool) -> None:
+    if value:
+        typer.echo(f"ridethrough {__version__}")
+        raise typer.Exit
+
+
+app = typer.Typer(cls=LazyGroup, no_args_is_help=True, rich_markup_mode="markdown", pretty_exceptions_enable=False)
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Keeps PyTorch training jobs productive through faults.
+
+    Each command explains itself with --help and takes --json [FILE] where it prints a table. Runs go to --runs DIR,
+    else RIDETHROUGH_RUNS, else ./runs. Exit code 2 is bad usage; `ridethrough exit-codes` lists the others.
+    """
+
+
+def main() -> None:
+    """Entry of the console script and of `python -m ridethrough`."""
+    app(prog_name="ridethrough")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""The command line itself: fast, lazy, and honest about bad usage."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from ridethrough.cli.json_option import with_json_value
+from ridethrough.cli.main import COMMANDS, app
+from ridethrough.generation.exit_codes import EXIT_CODES, ExitCode, describe
+from ridethrough.version import __version__
+
+
+def imported_by(code: str) -> set[str]:
+    """Top-level modules loaded by running `code` in a fresh interpreter."""
+    show = "import sys; print('\\n'.join({name.partition('.')[0] for name in sys.modules}))"
+    answer = subprocess.run([sys.executable, "-c", f"{code}; {show}"], capture_output=True, text=True, check=True)
+    return set(answer.stdout.split())
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["ridethrough", "ridethrough.cli.main", "ridethrough.faults.schedule", "ridethrough.faults.injector"]
+    + ["ridethrough.ledger", "ridethrough.generation", "ridethrough.report.environment", "ridethrough.cli.faults"],
+)
+def test_importing_does_not_import_torch(module: str) -> None:
+    assert "torch" not in imported_by(f"import {module}")
+
+
+def test_listing_the_commands_imports_none_of_them() -> None:
+    code = (
+        "import sys; from typer.testing import CliRunner; from ridethrough.cli.main import COMMANDS, app; "
+        "result = CliRunner().invoke(app, ['--help']); assert result.exit_code == 0; "
+        "assert all(name in result.output for name in COMMANDS); "
+        "print([m for m, _ in COMMANDS.values() if m in sys.modules])"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert answer.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_every_command_exists_and_explains_itself(name: str) -> None:
+    assert importlib.util.find_spec(COMMANDS[name][0]) is not None
+    result = CliRunner().invoke(app, [name, "--help"])
+    assert result.exit_code == 0
+    assert f"ridethrough {name}" in result.output or f"root {name}" in result.output
+
+
+def test_version_and_module_entry() -> None:
+    assert CliRunner().invoke(app, ["--version"]).stdout == f"ridethrough {__version__}\n"
+    answer = subprocess.run(
+        [sys.executable, "-m", "ridethrough", "--version"], capture_output=True, text=True, check=True
+    )
+    assert answer.stdout == f"ridethrough {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "args", [["bogus"], ["faults", "bogus"], ["env", "--bogus"], ["faults", "plan", "--steps", "x"]]
+)
+def test_bad_usage_is_code_2(args: list[str]) -> None:
+    result = CliRunner().invoke(app, args)
+    assert result.exit_code == 2
+    assert "bogus" in result.stderr or "--steps" in result.stderr
+
+
+def test_json_may_stand_alone_anywhere_but_not_past_a_double_dash() -> None:
+    assert with_json_value(["--json"]) == ["--json=-"]
+    assert with_json_value(["--json", "--steps", "3"]) == ["--json=-", "--steps", "3"]
+    assert with_json_value(["--json", "f", "--json=g"]) == ["--json", "f", "--json=g"]
+    assert with_json_value(["--json", "-"]) == ["--json", "-"]
+    assert with_json_value(["a", "--", "--json"]) == ["a", "--", "--json"]
+
+
+def test_exit_codes_have_one_row_each() -> None:
+    rows = json.loads(CliRunner().invoke(app, ["exit-codes", "--json"]).stdout)
+    assert [row["code"] for row in rows] == [str(int(code)) for code in ExitCode] + ["128 + n"]
+    assert [row["name"] for row in rows[:-1]] == [code.name.lower() for code in ExitCode]
+    assert {row["code"]: row["retry"] for row in rows}["80"] == "yes, on another node"
+    assert len(EXIT_CODES) == len(ExitCode) + 1
+    assert [describe(81), describe(137), describe(17), describe(250)] == [
+        "no progress",
+        "ended by SIGKILL",
+        "exit code 17",
+        "exit code 250",
+    ]
+
+
+def test_env_names_versions_machine_limits_and_gpus() -> None:
+    found = json.loads(CliRunner().invoke(app, ["env", "--json"]).stdout)
+    assert list(found) == ["versions", "machine", "limits", "gpus"]
+    assert found["versions"]["ridethrough"] == __version__
+    assert found["versions"]["torch"].startswith("2.")
+    assert found["machine"]["memory_bytes"] > 1 << 28
+    assert "machine.memory_bytes" in CliRunner().invoke(app, ["env"]).stdout
