@@ -193,6 +193,19 @@ def test_a_generation_that_fell_over_before_its_first_step_rolls_nothing_back() 
     assert seconds(partition([*first, *extra]))["lost_step"] == 1.0
 
 
+def test_a_load_event_is_a_restore_and_a_resume() -> None:
+    plain = [*around(), *worked_case()]
+    kept = [e for e in plain if e["kind"] != "resumed" and e.get("phase") != "load"]
+    load = event("load", 12, generation=1, rank=0, step=4, tier="disk", source="x", seconds=1.0)
+    assert partition([*kept, load]).states_ns == partition(plain).states_ns
+
+
+def test_the_death_of_a_spare_ends_nothing() -> None:
+    plain = [*around(), *worked_case()]
+    spare = {**fault(14, generation=1, fault_ns=None), "rank": None}
+    assert partition([*plain, spare]).states_ns == partition(plain).states_ns
+
+
 def test_a_dead_worker_without_a_declared_fault_is_unattributed() -> None:
     events = [
         job_start(0, 1),

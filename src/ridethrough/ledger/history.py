@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from ridethrough.ledger.reading import Event, LedgerError
 
+RESUMING = ("resumed", "load")  # kinds whose `step` is that of the state that was loaded
 _DEATHS = ("sigkill", "sigsegv", "signal", "exit", "node_loss")
 _ROOT_ORDER = (*_DEATHS, "oom", "gpu", "hang", "corruption", "preemption", "exception", "collective")
 
@@ -115,6 +116,7 @@ def _is_slot_event(event: Event) -> bool:
     """Written by a worker about its own slot. Reports about a rank come from launchers, saves also from keepers."""
     return (
         isinstance(event.get("rank"), int)
+        and event["rank"] >= 0
         and isinstance(event.get("generation"), int)
         and event["kind"] not in ("fault", "incident", "save")
         and event.get("role") in (None, "worker")
@@ -162,8 +164,9 @@ def _settle(generation: Generation, after: Generation | None) -> None:
         events.sort(key=moment_ns)
     generation.base = _base(generation)
     incident = generation.incident
-    if generation.faults:
-        generation.declared_ns = generation.faults[0]["t_ns"]
+    ending = [e for e in generation.faults if _has_rank(e)] or (generation.faults if _ended(generation) else [])
+    if ending:
+        generation.declared_ns = ending[0]["t_ns"]
     elif incident is not None:
         generation.declared_ns = incident["declared_ns"]
     if generation.declared_ns is None:
@@ -176,8 +179,17 @@ def _settle(generation: Generation, after: Generation | None) -> None:
     generation.fault_ns = min(_fault_ns(generation, generation.declared_ns), generation.declared_ns)
 
 
+def _ended(generation: Generation) -> bool:
+    """The launcher has called everyone out. Without that, the death of a spare (no rank) ends nothing."""
+    return generation.incident is not None or generation.all_out_ns is not None
+
+
+def _has_rank(event: Event) -> bool:
+    return isinstance(event.get("rank"), int) and event["rank"] >= 0
+
+
 def _base(generation: Generation) -> int | None:
-    resumed = [e["step"] for events in generation.by_slot.values() for e in events if e["kind"] == "resumed"]
+    resumed = [e["step"] for events in generation.by_slot.values() for e in events if e["kind"] in RESUMING]
     if resumed:
         return int(min(resumed))
     first_steps = [events[0]["step"] - 1 for slot in generation.by_slot if (events := generation.steps(slot))]

@@ -13,6 +13,7 @@ from typing import Any
 
 from ridethrough.ledger.history import Generation, History, history, moment_ns, root_fault
 from ridethrough.ledger.reading import Event
+from ridethrough.ledger.walk import phase_intervals
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,7 @@ def _timing(first: Generation, resumed: Generation | None) -> dict[str, int]:
     step, enter, loop = done[slot], resumed.first("enter", slot), resumed.first("loop", slot)
     begin = moment_ns(loop) if loop is not None else int(step["t0_ns"])
     called = max(moment_ns(enter) if enter is not None else begin, first.all_out_ns)
-    restore = _loading_ns(resumed.by_slot[slot], called, begin)
+    restore = _restore_ns(resumed.by_slot[slot], called, begin)
     stages["rebuild"] = called - first.all_out_ns
     stages["init"] = begin - called - restore
     stages["restore"] = restore
@@ -156,16 +157,13 @@ def _timing(first: Generation, resumed: Generation | None) -> dict[str, int]:
     return stages
 
 
-def _loading_ns(events: list[Event], from_ns: int, to_ns: int) -> int:
-    total, since = 0, None
-    for event in events:
-        if event["kind"] != "phase" or event["phase"] != "load":
-            continue
-        t_ns = min(max(event["t_ns"], from_ns), to_ns)
-        if event["edge"] == "begin":
-            since = t_ns
-        elif since is not None:
-            total, since = total + t_ns - since, None
+def _restore_ns(events: list[Event], from_ns: int, to_ns: int) -> int:
+    cursor, total = from_ns, 0
+    for state, begin, end in phase_intervals(events):
+        if state == "restore":
+            begin, end = max(begin, cursor), to_ns if end is None else min(end, to_ns)
+            total += max(0, end - begin)
+            cursor = max(cursor, end)
     return total
 
 

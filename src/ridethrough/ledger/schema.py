@@ -155,6 +155,7 @@ KINDS: dict[str, Kind] = {
             "detected_by": _s("what saw it", DETECTORS),
             "fault_ns": Field("int?", "when it happened, if known", required=False),
             "root": _optional("bool", "true: the cause, not an effect"),
+            "traceback": _optional("str?", "of the rank, if there is one"),
             "pid": Field("int?", "process id", required=False),
         },
     ),
@@ -173,6 +174,7 @@ KINDS: dict[str, Kind] = {
             "rung": _s("rung of the ladder taken", RUNGS),
             "detected_by": _s("what saw it", DETECTORS),
             "attempts": _i("generations tried for it so far"),
+            "why": _optional("str?", "why the policy chose the rung"),
             "root_cause": Field("str?", "traceback or one line"),
             "declared_ns": _i("when it was declared"),
             "fault_ns": Field("int?", "when it happened, if known"),
@@ -219,7 +221,7 @@ KINDS: dict[str, Kind] = {
             "t1_ns": _i("end"),
             "parts": Field("list", "[[state, begin ns, end ns]] carved out: data_wait, snapshot_stall, eval"),
             "loss": _optional("float?", "whatever the user logs; also tokens and others"),
-            "tokens": _optional("float?", "tokens of this rank's step"),
+            "tokens": _optional("float?", "tokens of the step, of all ranks together"),
         },
     ),
     "leave": Kind(
@@ -237,6 +239,18 @@ KINDS: dict[str, Kind] = {
             "source": Field("str?", "path", required=False),
         },
     ),
+    "load": Kind(
+        _WORKER,
+        "a checkpointer has loaded: as `resumed`, and the `seconds` before it are `restore`",
+        {
+            **_GR,
+            "step": _i("finished steps in the state, 0 if fresh"),
+            "tier": Field("str?", "memory, peer, disk ...", required=False),
+            "source": Field("str?", "path", required=False),
+            "seconds": _optional("float", "how long it took"),
+            "rejected": _optional("list", "[[path, reason]] that could not be used"),
+        },
+    ),
     "fault_injected": Kind(
         _WORKER,
         "the moment before an injected fault fires",
@@ -248,7 +262,11 @@ KINDS: dict[str, Kind] = {
             "step": Field("int?", "step"),
         },
     ),
-    "finish": Kind(_WORKER, "the step loop is over", {**_GR, "step": _i("last finished step")}),
+    "finish": Kind(
+        _WORKER,
+        "the step loop is over",
+        {**_GR, "step": _i("last finished step"), "stopped": _optional("bool", "true: a planned stop before the end")},
+    ),
     "exit": Kind(_WORKER, "the worker's last words", {**_GR, "code": Field("int?", "exit code")}),
     "final": Kind(
         _WORKER,
@@ -266,7 +284,7 @@ KINDS: dict[str, Kind] = {
         {
             "step": _i("step of the state"),
             "attempt": Field("any", "attempt's name", required=False),
-            "event": _s("what", ["staged", "committed", "superseded", "failed"]),
+            "event": _s("staged, committed, superseded, failed, ..."),
             "bytes": _optional("int?", "bytes"),
             "seconds": _optional("float?", "seconds it took"),
         },

@@ -119,7 +119,7 @@ def _live(painter: Painter, job: Job, generation: Generation, slot: int, idle: s
         own = injected_ns(generation, slot)
         cut = generation.fault_ns if own is None else min(own, generation.fault_ns)
     events = generation.by_slot.get(slot, [])
-    phases = deque(_phases(events))
+    phases = deque(phase_intervals(events))
     base = idle
     for event in events:
         kind, t_ns = event["kind"], moment_ns(event)
@@ -152,8 +152,19 @@ def _live(painter: Painter, job: Job, generation: Generation, slot: int, idle: s
     return base
 
 
-def _phases(events: list[Event]) -> list[Interval]:
-    """The intervals of `phase` events, in order; an inner one interrupts the outer one."""
+def phase_intervals(events: list[Event]) -> list[Interval]:
+    """What one slot did in long phases, in order: from its `phase` events, of which an inner one interrupts the
+    outer one, and from `load` events, which are written at their end and say how long they took."""
+    loads = [
+        Interval("restore", e["t_ns"] - round(e["seconds"] * 1e9), e["t_ns"])
+        for e in events
+        if e["kind"] == "load" and e.get("seconds")
+    ]
+    nested = _nested(events)
+    return sorted(nested + loads, key=lambda interval: interval.begin) if loads else nested
+
+
+def _nested(events: list[Event]) -> list[Interval]:
     done: list[Interval] = []
     stack: list[tuple[str, str]] = []  # phase, state
     since = 0

@@ -7,12 +7,13 @@ print(progress.line(), end="\\r")                               # step, loss, to
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
 
 from ridethrough.ledger.reading import Event
 
-_WINDOW = 256  # step events that the token rate is taken from
+_WINDOW = 50  # steps that the token rate is taken from
 
 
 class Progress:
@@ -29,6 +30,7 @@ class Progress:
         self._injected: dict[tuple[int, int], int] = {}
         self._open: tuple[int, int, int] | None = None  # generation, fault ns, step reached
         self._resumed_at: int | None = None
+        self._rank = sys.maxsize  # the lowest rank that was heard of
 
     def update(self, events: Iterable[Event]) -> list[str]:
         """Take new events in; returns a line for each fault, decision and recovery among them."""
@@ -36,7 +38,7 @@ class Progress:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Tokens of all ranks per second over the last steps of this generation; None without a count."""
+        """Tokens per second over the last steps of this generation; None if no step logs `tokens`."""
         tokens = sum(count for _, _, count in self._recent)
         if not tokens:
             return None
@@ -68,7 +70,7 @@ class Progress:
         elif kind == "incident":
             where = f"rank {event['rank']}" if event["rank"] is not None else "the job"
             yield f"incident {event['id']}: {event['class']} of {where}, rung {event['rung']}"
-        elif kind == "resumed" and event["generation"] >= self.generation:
+        elif kind in ("resumed", "load") and event["generation"] >= self.generation:
             self._resumed_at = event["step"]
         elif kind == "plan":
             self.generation = max(self.generation, event["generation"])
@@ -85,7 +87,9 @@ class Progress:
         self.step = event["step"]
         if isinstance(event.get("loss"), (int, float)):
             self.loss = float(event["loss"])
-        self._recent.append((event["t0_ns"], event["t1_ns"], float(event.get("tokens") or 0)))
+        if event["rank"] <= self._rank:  # each rank says the same
+            self._rank = event["rank"]
+            self._recent.append((event["t0_ns"], event["t1_ns"], float(event.get("tokens") or 0)))
         if self._open is not None and event["generation"] > self._open[0]:
             _, fault_ns, reached = self._open
             self._open = None
@@ -97,9 +101,11 @@ class Progress:
 
     def _faulted(self, event: Event) -> Iterator[str]:
         generation = event["generation"]
+        if not isinstance(event.get("rank"), int):
+            return  # a spare died: nobody notices
         if self._open is not None and self._open[0] >= generation:
             return  # a victim's report, or a late one
-        fault_ns = self._injected.get((generation, event.get("rank") or 0)) or event.get("fault_ns") or event["t_ns"]
+        fault_ns = self._injected.get((generation, event["rank"])) or event.get("fault_ns") or event["t_ns"]
         known = [t for (g, _), t in self._injected.items() if g == generation and t <= event["t_ns"]]
         fault_ns = min([fault_ns, *known])
         if self._open is None:
@@ -108,7 +114,7 @@ class Progress:
         else:
             self._open = (generation, *self._open[1:])
         self._recent.clear()
-        where = f"rank {event.get('rank')}, {event.get('phase') or 'phase unknown'} of step {event.get('step')}"
+        where = f"rank {event['rank']}, {event.get('phase') or 'phase unknown'} of step {event.get('step')}"
         yield (
             f"fault: {event['class']} on {where}, seen by {event['detected_by']} "
             f"after {(event['t_ns'] - fault_ns) / 1e9:.2f} s; generation {generation} ends"
