@@ -1,0 +1,144 @@
+"""Snapshot memory of this process: anonymous shared memory (memfd, never /dev/shm) that the keeper maps too.
+
+Arenas outlive generations: the pool is the process's own, and the next generation's snapshots go into the
+same memory if they fit. An arena is `free`, or `busy` from the moment a snapshot is started in it until the
+keeper has given it back.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import threading
+from pathlib import Path
+
+import torch
+
+from ridethrough.checkpoint.errors import CheckpointError
+
+_names = iter(range(1, 1 << 62))
+
+
+class Arena:
+    """`nbytes` of shared memory at `address`. `primed` is the layout whose constant bytes are in place;
+    `filled` says of which version the contents are (None while a snapshot is being copied into it)."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.id = f"{os.getpid()}-{next(_names)}"
+        self.nbytes = nbytes
+        self.fd = os.memfd_create(f"ridethrough-{self.id}", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(self.fd, nbytes)
+            self.map = mmap.mmap(self.fd, nbytes)
+        except (OSError, ValueError):
+            os.close(self.fd)
+            raise
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.map))
+        self.busy = False
+        self.primed = ""
+        self.sent_to = -1  # serial of the keeper connection that has it
+        self.filled: tuple[int, int, int, str] | None = None  # epoch, generation, step, layout hash
+        self.pinned = False
+
+    def bytes_tensor(self) -> torch.Tensor:
+        """All of the arena as one uint8 tensor that shares its memory."""
+        return torch.frombuffer(self.map, dtype=torch.uint8)
+
+    def close(self) -> None:
+        os.close(self.fd)
+        self.fd = -1
+
+
+class Pool:
+    """The arenas of this process. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._arenas: dict[str, Arena] = {}
+        self.dropped: list[str] = []  # ids that the keeper should forget
+
+    def acquire(self, nbytes: int, limit: int) -> Arena | None:
+        """A free arena of at least `nbytes`, marked busy; None when `limit` of them are busy. Raises
+        CheckpointError when the memory for a new one is not there."""
+        nbytes = max(nbytes, mmap.PAGESIZE)
+        with self._lock:
+            fits = [a for a in self._arenas.values() if not a.busy and nbytes <= a.nbytes <= max(4 * nbytes, 1 << 20)]
+            if fits:
+                best = min(fits, key=lambda a: a.nbytes)
+                best.busy, best.filled = True, None
+                return best
+            for arena in [a for a in self._arenas.values() if not a.busy]:
+                del self._arenas[arena.id]
+                self.dropped.append(arena.id)
+                arena.close()
+            if sum(1 for a in self._arenas.values() if a.busy) >= limit:
+                return None
+            check_budget(nbytes)
+            try:
+                arena = Arena(nbytes)
+            except OSError as error:
+                raise CheckpointError(f"no memory for a snapshot of {nbytes} bytes: {error}") from error
+            arena.busy = True
+            self._arenas[arena.id] = arena
+            return arena
+
+    def release(self, arena_id: str) -> None:
+        with self._lock:
+            arena = self._arenas.get(arena_id)
+            if arena is not None:
+                arena.busy = False
+
+    def bytes_held(self) -> int:
+        with self._lock:
+            return sum(a.nbytes for a in self._arenas.values())
+
+    def num_busy(self) -> int:
+        with self._lock:
+            return sum(1 for a in self._arenas.values() if a.busy)
+
+    def take_dropped(self) -> list[str]:
+        with self._lock:
+            gone, self.dropped = self.dropped, []
+            return gone
+
+
+def available_bytes() -> tuple[int, str]:
+    """Memory that can still be had, and who limits it: the cgroup (v2) or the machine."""
+    with open("/proc/meminfo") as file:
+        info = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in file}
+    best, who = info.get("MemAvailable", 1 << 62), "the machine"
+    try:
+        group = Path("/proc/self/cgroup").read_text().strip().splitlines()[-1].split("::")[-1]
+        folder = Path("/sys/fs/cgroup") / group.lstrip("/")
+        while True:
+            limit = folder / "memory.max"
+            if limit.exists() and (text := limit.read_text().strip()) != "max":
+                used = int((folder / "memory.current").read_text())
+                reclaimable = sum(
+                    int(line.split()[1])
+                    for line in (folder / "memory.stat").read_text().splitlines()
+                    if line.startswith("inactive_file ")
+                )
+                free = int(text) - used + reclaimable
+                if free < best:
+                    best, who = free, f"cgroup {folder}"
+            if folder == Path("/sys/fs/cgroup"):
+                break
+            folder = folder.parent
+    except (OSError, ValueError, IndexError):
+        pass
+    return best, who
+
+
+def check_budget(nbytes: int) -> None:
+    """Raise CheckpointError with the numbers when a new arena would not fit."""
+    free, who = available_bytes()
+    if nbytes > free:
+        raise CheckpointError(
+            f"a snapshot needs {nbytes} bytes of host memory and {who} has {free} left; "
+            'lower `slots`, use mode="sync", or give the job more memory'
+        )
+
+
+POOL = Pool()

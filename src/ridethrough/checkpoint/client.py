@@ -1,0 +1,255 @@
+"""The worker's end of the keeper's socket.
+
+One connection per process and keeper, reused by all generations. What was staged and not yet answered is
+remembered here, without any tensor, so that it can be handed to a new keeper when the old one dies. Thread
+`rt-keeper-io` reads the answers.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ridethrough.checkpoint import wire
+from ridethrough.checkpoint.arena import POOL, Arena
+from ridethrough.checkpoint.errors import CheckpointError
+
+Handler = Callable[[dict[str, Any]], None]
+CONNECT_LIMIT_S = 10.0
+MAX_RESTARTS = 5
+
+
+@dataclass
+class Submission:
+    """A staged snapshot as the keeper gets it. `message` is complete but for what depends on the connection."""
+
+    message: dict[str, Any]
+    arena: Arena
+    entries: list[dict[str, Any]]
+    tail: bytes
+    handler: Handler
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        return self.message["root"], self.message["lineage"], self.message["sequence"]
+
+
+@dataclass
+class _Wait:
+    done: threading.Event = field(default_factory=threading.Event)
+    reply: dict[str, Any] = field(default_factory=dict)
+
+
+class KeeperClient:
+    """`owned`: this process starts the keeper when it is not there; otherwise the node's agent does, and this
+    process only when the agent's did not come back. Thread-safe. Raises CheckpointError when no keeper can be
+    reached."""
+
+    def __init__(self, path: Path, owned: bool) -> None:
+        self.path, self.owned = path, owned
+        self.serial = 0
+        self.restarts = 0
+        self.process: subprocess.Popen[bytes] | None = None
+        self._sock: socket.socket | None = None
+        self._lock = threading.RLock()
+        self._layouts: set[str] = set()
+        self._pending: dict[tuple[str, str, int], Submission] = {}
+        self._waits: dict[int, _Wait] = {}
+        self._numbers = iter(range(1, 1 << 62))
+
+    # -- connection -------------------------------------------------------------------------------------------------
+    def connect(self) -> None:
+        """Connect if not connected, starting the keeper if need be. At most CONNECT_LIMIT_S."""
+        with self._lock:
+            if self._sock is not None:
+                return
+            deadline = time.monotonic() + CONNECT_LIMIT_S
+            spawn_at = time.monotonic() + (0.0 if self.owned else 3.0)
+            while True:
+                sock = self._try()
+                if sock is not None:
+                    break
+                now = time.monotonic()
+                if now >= spawn_at:
+                    self._spawn()
+                    spawn_at = now + 5.0
+                if now > deadline:
+                    raise CheckpointError(f"no keeper answers on {self.path} within {CONNECT_LIMIT_S:g} s{self._log()}")
+                time.sleep(0.01)
+            self._sock = sock
+            self.serial += 1
+            self._layouts.clear()
+            threading.Thread(target=self._read, args=(sock, self.serial), name="rt-keeper-io", daemon=True).start()
+
+    def _try(self) -> socket.socket | None:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.connect(str(self.path))
+        except OSError:
+            sock.close()
+            return None
+        if wire.peer_credentials(sock)[1] != os.getuid():
+            sock.close()
+            raise CheckpointError(f"{self.path} is served by another user; remove it")
+        return sock
+
+    def _spawn(self) -> None:
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        command = [sys.executable, "-m", "ridethrough.checkpoint.keeper", "--socket", str(self.path)]
+        if self.owned:
+            command.append("--exit-when-idle")
+        if os.environ.get("RIDETHROUGH_RUN_DIR"):
+            command += ["--run-dir", os.environ["RIDETHROUGH_RUN_DIR"]]
+        with open(self.path.parent / "keeper.log", "ab") as log:
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log, start_new_session=True
+            )
+
+    def _log(self) -> str:
+        try:
+            text = (self.path.parent / "keeper.log").read_text(errors="replace").strip()
+        except OSError:
+            return ""
+        return f": {text.splitlines()[-1]}" if text else ""
+
+    # -- sending ----------------------------------------------------------------------------------------------------
+    def stage(self, submission: Submission) -> None:
+        """Hand over a staged snapshot; its handler gets exactly one final event. Called on the copy thread."""
+        with self._lock:
+            self._pending[submission.key] = submission
+            try:
+                self.connect()
+                self._send_stage(submission)
+            except OSError:
+                return  # the reader sees the end of the stream too, and hands everything to a new keeper
+            except CheckpointError as error:
+                self._fail(submission, str(error))
+
+    def _send_stage(self, submission: Submission) -> None:
+        sock, arena, message = self._sock, submission.arena, submission.message
+        if sock is None:
+            raise OSError("not connected")
+        for gone in POOL.take_dropped():
+            wire.send_message(sock, {"op": "arena_gone", "id": gone})
+        if arena.sent_to != self.serial:
+            wire.send_message(sock, {"op": "arena", "id": arena.id, "bytes": arena.nbytes}, [arena.fd])
+            arena.sent_to = self.serial
+        if message["layout"] not in self._layouts:
+            wire.send_message(sock, {"op": "layout", "hash": message["layout"], "entries": submission.entries})
+            self._layouts.add(message["layout"])
+        fd = os.memfd_create("ridethrough-tail", os.MFD_CLOEXEC)
+        try:
+            os.write(fd, submission.tail or b"\0")
+            wire.send_message(sock, message, [fd])
+        finally:
+            os.close(fd)
+
+    def ask(self, message: dict[str, Any], timeout_s: float) -> dict[str, Any] | None:
+        """Send a request and wait for its reply; None when none came in time."""
+        wait = _Wait()
+        with self._lock:
+            self.connect()
+            number = next(self._numbers)
+            self._waits[number] = wait
+            try:
+                assert self._sock is not None
+                wire.send_message(self._sock, {**message, "id": number})
+            except OSError:
+                self._waits.pop(number, None)
+                return None
+        wait.done.wait(timeout_s)
+        self._waits.pop(number, None)
+        return wait.reply or None
+
+    def tell(self, message: dict[str, Any]) -> None:
+        """Send without waiting; a keeper that is gone has nothing to do either."""
+        with self._lock:
+            if self._sock is not None:
+                try:
+                    wire.send_message(self._sock, message)
+                except OSError:
+                    pass
+
+    def num_pending(self) -> int:
+        with self._lock:
+            return len(self._pending)
+
+    # -- receiving --------------------------------------------------------------------------------------------------
+    def _read(self, sock: socket.socket, serial: int) -> None:
+        while True:
+            try:
+                received = wire.receive_message(sock)
+            except (OSError, ValueError):
+                received = None
+            if received is None:
+                break
+            self._event(received[0])
+        sock.close()
+        self._lost(serial)
+
+    def _event(self, event: dict[str, Any]) -> None:
+        wait = self._waits.get(event.get("id") or -1)
+        if wait is not None:
+            wait.reply = event
+            wait.done.set()
+            return
+        if "sequence" not in event:
+            return
+        with self._lock:
+            submission = self._pending.pop((event["root"], event["lineage"], event["sequence"]), None)
+        POOL.release(event["arena"])
+        if submission is not None:
+            submission.handler(event)
+
+    def _lost(self, serial: int) -> None:
+        """The keeper is gone: start it anew and hand over what it had not answered."""
+        with self._lock:
+            if serial != self.serial:
+                return
+            self._sock = None
+            for wait in list(self._waits.values()):
+                wait.done.set()
+            waiting = list(self._pending.values())
+            if not waiting:
+                return
+            self.restarts += 1
+            try:
+                if self.restarts > MAX_RESTARTS:
+                    raise CheckpointError(f"the keeper on {self.path} died {self.restarts} times{self._log()}")
+                self.connect()
+                for submission in waiting:
+                    self._send_stage(submission)
+            except (OSError, CheckpointError) as error:
+                for submission in waiting:
+                    self._fail(submission, f"the keeper died and could not be restarted: {error}")
+
+    def _fail(self, submission: Submission, error: str) -> None:
+        self._pending.pop(submission.key, None)
+        POOL.release(submission.arena.id)
+        submission.handler({"ev": "failed", "error": error, "path": str(self.path), "rank": None, "errno": None})
+
+
+_clients: dict[Path, KeeperClient] = {}
+_clients_lock = threading.Lock()
+
+
+def client_for(path: Path, owned: bool) -> KeeperClient:
+    """The process's connection to the keeper on `path` (made, not yet connected)."""
+    with _clients_lock:
+        if path not in _clients:
+            _clients[path] = KeeperClient(path, owned)
+        return _clients[path]
+
+
+def any_client() -> KeeperClient | None:
+    """A connection that this process already has, which the next generation should keep using."""
+    with _clients_lock:
+        return next(iter(_clients.values()), None)

@@ -1,0 +1,110 @@
+"""The thread that copies a snapshot while the next forward and backward run.
+
+One daemon thread per process, `rt-copy`, started at the first asynchronous save and reused by all
+generations. It touches only memory that stands still until the optimizer's fence lets go, and reads raw
+memory without the GIL, so that it slows the trainer by memory bandwidth alone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import queue
+import threading
+from collections.abc import Callable
+
+import torch
+
+from ridethrough.checkpoint.arena import Arena
+from ridethrough.checkpoint.plan import Placed, Plan
+
+PIECE_BYTES = 32 << 20  # between two pieces the copy looks whether it was told to stop
+_memcpy = ctypes.CDLL(None).memcpy
+_memcpy.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+_memcpy.restype = ctypes.c_void_p
+
+
+class CopyTask:
+    """One snapshot's overlapped part. `finish` runs on the copy thread when the data is in place (or was not:
+    `error`)."""
+
+    def __init__(self, arena: Arena, pieces: list[Placed], finish: Callable[[CopyTask], None]) -> None:
+        self.arena, self.pieces, self.finish = arena, pieces, finish
+        self.cancelled = False
+        self.copied = threading.Event()  # the live tensors are no longer needed
+        self.error: BaseException | None = None
+
+
+def prime(arena: Arena, plan: Plan) -> None:
+    """Put the constant bytes of every archive in place, once per arena and layout."""
+    if arena.primed == plan.layout_hash:
+        return
+    arena.primed = ""
+    for item in plan.placed:
+        form = item.form
+        start, end = item.offset - len(form.prefix), item.offset + item.nbytes
+        arena.map[start : item.offset] = form.prefix
+        arena.map[end : end + len(form.suffix)] = form.suffix
+    arena.primed = plan.layout_hash
+
+
+def copy_tensor(arena: Arena, item: Placed, stop: Callable[[], bool] = lambda: False) -> bool:
+    """Copy one CPU tensor into its place; False when told to stop on the way. Callable from any thread."""
+    source = item.local
+    if source.device.type == "cpu" and source.is_contiguous():
+        done = 0
+        while done < item.nbytes:
+            if stop():
+                return False
+            size = min(PIECE_BYTES, item.nbytes - done)
+            _memcpy(arena.address + item.offset + done, source.data_ptr() + done, size)
+            done += size
+        return True
+    if stop():
+        return False
+    target_view(arena, item).copy_(source)
+    return True
+
+
+def target_view(arena: Arena, item: Placed) -> torch.Tensor:
+    """The place of a tensor in the arena, as a tensor of its shape and dtype."""
+    flat = arena.bytes_tensor()[item.offset : item.offset + item.nbytes]
+    return flat.view(item.local.dtype).view(item.local.shape)
+
+
+class Copier:
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[CopyTask | Callable[[], None]] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+
+    def submit(self, task: CopyTask | Callable[[], None]) -> None:
+        """Hand over a copy, or a small piece of work that the trainer should not wait for."""
+        with self._lock:
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._run, name="rt-copy", daemon=True)
+                self._thread.start()
+        self._queue.put(task)
+
+    def _run(self) -> None:
+        while True:
+            task = self._queue.get()
+            if isinstance(task, CopyTask):
+                self._copy(task)
+            else:
+                task()
+            del task
+
+    def _copy(self, task: CopyTask) -> None:
+        try:
+            with torch.no_grad():
+                for item in task.pieces:
+                    if not copy_tensor(task.arena, item, lambda: task.cancelled):
+                        break
+        except (RuntimeError, OSError, ValueError) as error:
+            task.error = error
+        task.pieces = []
+        task.copied.set()
+        task.finish(task)
+
+
+COPIER = Copier()

@@ -1,0 +1,295 @@
+"""Snapshots that are not torn: what is copied at once, what later, and what makes a copy count.
+
+At a boundary (the optimizers have stepped, nothing runs) everything that forward changes is copied at once.
+What optimizers own stands still until their next step, so it is copied by the copy thread (CPU) or a side
+stream (CUDA) while forward and backward run, and each optimizer's step waits for it in its pre-hook, the
+*fence*. Only when the fence has run does the snapshot count. A boundary that is reached without a fence: if
+the tensors are as they were copied, nothing has stepped and the snapshot stands; if not, it is discarded and
+from then on copies are synchronous, saying so. The first two snapshots are compared with the live tensors at
+the fence.
+"""
+
+from __future__ import annotations
+
+import io
+import time
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ridethrough.checkpoint.arena import POOL, Arena
+from ridethrough.checkpoint.client import KeeperClient, Submission
+from ridethrough.checkpoint.copier import COPIER, CopyTask, copy_tensor, prime, target_view
+from ridethrough.checkpoint.errors import CheckpointError
+from ridethrough.checkpoint.peers import Peers
+from ridethrough.checkpoint.plan import Plan, make_plan, replicated_hash, signature
+from ridethrough.checkpoint.state import State, freeze
+from ridethrough.checkpoint.template import save_without_crc
+from ridethrough.checkpoint.ticket import Ticket
+
+COMPARED_SNAPSHOTS = 2
+SAMPLE_ELEMENTS = 64
+Values = list[tuple[str, list[str | int], Any]]
+Event = Callable[[Ticket, dict[str, Any]], None]
+
+
+class _Pending:
+    """A snapshot between its boundary and its fence."""
+
+    def __init__(self, plan: Plan, arena: Arena, ticket: Ticket, message: dict[str, Any], values: Values) -> None:
+        self.plan, self.arena, self.ticket, self.message, self.values = plan, arena, ticket, message, values
+        self.task: CopyTask | None = None
+        self.passed = False  # the fence has run, or the copy was synchronous
+
+
+class Snapshotter:
+    """Takes snapshots of one state in one generation. Training thread only, unless said otherwise."""
+
+    def __init__(
+        self, state: State, peers: Peers, client: KeeperClient, base: dict[str, Any], slots: int, event: Event
+    ) -> None:
+        self.state, self.peers, self.client, self.base = state, peers, client, base
+        self.slots, self.event = slots, event
+        self.plan: Plan | None = None
+        self.num_plans = 0
+        self.pending: _Pending | None = None
+        self.synchronous_only = False
+        self.num_compared = 0
+        self._blobs: dict[str, tuple[Any, bytes]] = {}
+        self._hooks = []
+        me = weakref.ref(self)
+
+        def before_step(*_args: Any, **_kwargs: Any) -> None:
+            snapshotter = me()
+            if snapshotter is not None and snapshotter.pending is not None:
+                snapshotter.fence()
+
+        for optimizer in state.optimizers.values():
+            self._hooks.append(optimizer.register_step_pre_hook(before_step))
+
+    # -- taking one -------------------------------------------------------------------------------------------------
+    def start(self, step: int, sequence: int, attempt: str, durable: bool, ticket: Ticket, synchronous: bool) -> None:
+        """Begin the snapshot of `step`. Raises CheckpointError when there is no memory for it."""
+        with torch.no_grad():
+            plan = self._current_plan()
+            arena = self._arena(plan, durable or synchronous)
+            if arena is None:
+                self.event(ticket, {"ev": "superseded", "reason": "no free slot", "skipped": True})
+                return
+            values = self._values()
+            message = {
+                **self.base,
+                "sequence": sequence,
+                "step": step,
+                "attempt": attempt,
+                "durable": durable or synchronous,
+                "arena": arena.id,
+                "layout": plan.layout_hash,
+                "bytes": plan.image_bytes,
+            }
+            pending = _Pending(plan, arena, ticket, message, values)
+            now = synchronous or self.synchronous_only
+            for item in plan.placed:
+                if now or not item.fenced:
+                    copy_tensor(arena, item)
+            pending.passed = now
+            later = [] if now else [item for item in plan.placed if item.fenced]
+            pending.task = CopyTask(arena, later, lambda _task: self._copied(pending))
+            self.pending = None if now else pending
+            COPIER.submit(pending.task)
+
+    def _current_plan(self) -> Plan:
+        tensors = self.state.tensors()
+        if self.plan is not None and self.plan.signature == signature(tensors):
+            return self.plan
+        self.num_plans += 1
+        mine = replicated_hash(tensors)
+        alike = len(set(self.peers.gather(f"plan/{self.num_plans}", mine))) == 1
+        self.plan = make_plan(self.state, tensors, self.peers.rank, self.peers.world_size, shared=alike)
+        return self.plan
+
+    def _arena(self, plan: Plan, must: bool) -> Arena | None:
+        arena = POOL.acquire(plan.image_bytes, self.slots)
+        deadline = time.monotonic() + float(self.base["options"]["commit_timeout_s"])
+        while arena is None and must:
+            if time.monotonic() > deadline:
+                raise CheckpointError(f"no snapshot slot became free; the keeper on {self.client.path} does not finish")
+            time.sleep(0.005)
+            arena = POOL.acquire(plan.image_bytes, self.slots)
+        return arena
+
+    def _values(self) -> Values:
+        values: Values = []
+        if self.peers.rank == 0:
+            for path, value in self.state.shared_values():
+                key = ".".join(map(str, path))
+                values.append((key, list(path), freeze(value, key)))
+        for name, value in self.state.rank_values():
+            leaf = f"rank{self.peers.rank}"
+            values.append((f"{name}.{leaf}", [name, leaf], freeze(value, name)))
+        return values
+
+    # -- copy thread ------------------------------------------------------------------------------------------------
+    def _copied(self, pending: _Pending) -> None:
+        """The data is in place: put the constant bytes and the small values around it. Copy thread."""
+        task = pending.task
+        assert task is not None
+        if task.cancelled or task.error is not None:
+            if task.error is not None:
+                POOL.release(pending.arena.id)
+                self.event(
+                    pending.ticket,
+                    {
+                        "ev": "failed",
+                        "error": str(task.error),
+                        "path": "copy into shared memory",
+                        "rank": self.peers.rank,
+                    },
+                )
+            return
+        if pending.passed:
+            self._stage(pending)
+
+    def _stage(self, pending: _Pending) -> None:
+        """Hand the snapshot to the keeper. Copy thread."""
+        plan = pending.plan
+        prime(pending.arena, plan)
+        tail = bytearray()
+        entries = []
+        for key, path, value in pending.values:
+            blob = self._blob(key, value)
+            entries.append({"k": key, "p": path, "f": 1, "o": len(tail), "n": len(blob)})
+            tail += blob
+        message = {**pending.message, "entries": entries, "tail_bytes": len(tail)}
+        ticket, event = pending.ticket, self.event
+        submission = Submission(message, pending.arena, plan.entries, bytes(tail), lambda e: event(ticket, e))
+        event(ticket, {"ev": "staged", "bytes": plan.image_bytes + len(tail)})
+        self.client.stage(submission)
+
+    def _blob(self, key: str, value: Any) -> bytes:
+        known = self._blobs.get(key)
+        if known is not None and _same(known[0], value):
+            return known[1]
+        file = io.BytesIO()
+        save_without_crc(value, file)
+        self._blobs[key] = (value, file.getvalue())
+        return self._blobs[key][1]
+
+    # -- what makes it count ----------------------------------------------------------------------------------------
+    def fence(self) -> None:
+        """An optimizer is about to write: wait for the copy, then the snapshot counts. Any thread that steps
+        an optimizer."""
+        pending = self.pending
+        if pending is None or pending.task is None:
+            return
+        pending.task.copied.wait()
+        if self.pending is not pending:
+            return
+        if self.num_compared < COMPARED_SNAPSHOTS and pending.task.error is None:
+            self.num_compared += 1
+            if not _equal(pending.plan, pending.arena, sample=False):
+                self._discard(
+                    pending,
+                    "parameters or optimizer state changed between the end of a step and the next optimizer step",
+                )
+                return
+        self._accept(pending)
+
+    def boundary(self) -> None:
+        """A step has ended (or a save is asked for): a snapshot still waiting for its fence is accepted or
+        discarded here."""
+        pending = self.pending
+        if pending is None or pending.task is None:
+            return
+        pending.task.copied.wait()
+        if _equal(pending.plan, pending.arena, sample=True):
+            self._accept(pending)
+        else:
+            self._discard(
+                pending,
+                "an optimizer wrote without its step hook (compiled or custom); call Checkpointer.fence() before it",
+            )
+
+    settle = boundary
+
+    def _accept(self, pending: _Pending) -> None:
+        self.pending = None
+        pending.passed = True
+        if pending.task is not None and pending.task.error is None:
+            COPIER.submit(lambda: self._stage(pending))
+
+    def _discard(self, pending: _Pending, why: str) -> None:
+        self.pending = None
+        POOL.release(pending.arena.id)
+        self.synchronous_only = True
+        warnings.warn(
+            f"snapshot of step {pending.ticket.step} discarded: {why}. Copies are synchronous from now on.",
+            stacklevel=4,
+        )
+        self.event(pending.ticket, {"ev": "superseded", "reason": f"torn: {why}"})
+
+    # -- the end ----------------------------------------------------------------------------------------------------
+    def abandon(self, limit_s: float) -> None:
+        """Stop within `limit_s`: a whole copy whose tensors still stand is kept, anything else is dropped."""
+        pending, self.pending = self.pending, None
+        if pending is None or pending.task is None:
+            return
+        if pending.task.copied.wait(limit_s) and pending.task.error is None:
+            if _equal(pending.plan, pending.arena, sample=True):
+                self._accept(pending)
+                return
+        else:
+            pending.task.cancelled = True
+            pending.task.copied.wait(0.1)
+        POOL.release(pending.arena.id)
+        self.event(pending.ticket, {"ev": "superseded", "reason": "generation over"})
+
+    def close(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        self.pending = None
+        self.plan = None
+        self.state = State(rng=False)
+
+
+def _equal(plan: Plan, arena: Arena, sample: bool) -> bool:
+    """Whether the fenced tensors are what was copied: all bytes, or a sample of each that any optimizer step
+    changes."""
+    with torch.no_grad():
+        for item in plan.placed:
+            if not item.fenced:
+                continue
+            live, copied = item.local, target_view(arena, item)
+            if sample and live.numel() > SAMPLE_ELEMENTS:
+                live, copied = _sample(live), _sample(copied)
+            if not _same_bits(live, copied):
+                return False
+    return True
+
+
+def _sample(tensor: torch.Tensor) -> torch.Tensor:
+    flat = tensor.reshape(-1) if tensor.is_contiguous() else tensor.flatten()
+    return flat[:: max(1, flat.numel() // SAMPLE_ELEMENTS)]
+
+
+def _same_bits(live: torch.Tensor, copied: torch.Tensor) -> bool:
+    if live.device.type != "cpu":
+        live = live.cpu()
+    return torch.equal(
+        live.contiguous().reshape(-1).view(torch.uint8), copied.contiguous().reshape(-1).view(torch.uint8)
+    )
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Equal for plain values; anything that holds tensors or arrays is taken as changed."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, (bool, int, float, str, bytes, type(None))):
+        return a == b and str(a) == str(b)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(_same, a, b))
+    return False

@@ -1,0 +1,69 @@
+"""What `save` hands back: how far one snapshot has come."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from ridethrough.checkpoint.errors import CheckpointError, CheckpointTimeout
+
+FILLING, STAGED, COMMITTED, SUPERSEDED, FAILED = "filling", "staged", "committed", "superseded", "failed"
+_FINAL = (COMMITTED, SUPERSEDED, FAILED)
+
+
+class Ticket:
+    """One save. `state` is filling, staged (safe from later changes and from this process's death), committed
+    (durable), superseded (a newer save was written instead, or the generation ended) or failed (`error` says
+    why)."""
+
+    def __init__(self, step: int, durable: bool, settle: Callable[[Ticket], None]) -> None:
+        self.step, self.durable = step, durable
+        self.state = FILLING
+        self.path: str | None = None
+        self.error: str | None = None
+        self.seconds: float | None = None
+        self.nbytes: int | None = None
+        self._settle = settle
+        self._changed = threading.Condition()
+
+    def advance(self, state: str, **details: Any) -> None:
+        """Called by the checkpointer; a final state is never left."""
+        with self._changed:
+            if self.state not in _FINAL:
+                self.state = state
+                for key, value in details.items():
+                    setattr(self, key, value)
+            self._changed.notify_all()
+
+    @property
+    def done(self) -> bool:
+        return self.state in _FINAL
+
+    def _wait(self, reached: Callable[[], bool], timeout_s: float | None, what: str) -> None:
+        self._settle(self)
+        with self._changed:
+            if not self._changed.wait_for(reached, timeout_s):
+                raise CheckpointTimeout(
+                    f"save of step {self.step} not {what} within {timeout_s:g} s (now {self.state})"
+                )
+        if self.state == FAILED:
+            raise CheckpointError(self.error or f"save of step {self.step} failed")
+
+    def staged(self, timeout_s: float | None = None) -> bool:
+        """Wait until the snapshot is complete on this rank; False if it was dropped before. Callable from any
+        thread; on the training thread it finishes an overlapped copy at once. Raises CheckpointTimeout, or
+        CheckpointError if it failed."""
+        self._wait(lambda: self.state != FILLING, timeout_s, "staged")
+        return self.state != SUPERSEDED
+
+    def committed(self, timeout_s: float | None = None) -> str | None:
+        """Wait until it is durable; returns its folder, or None when it was superseded (never for
+        durable=True). Raises CheckpointTimeout, or CheckpointError naming the file and the rank."""
+        self._wait(lambda: self.done, timeout_s, "committed")
+        return self.path
+
+    def replicated(self, timeout_s: float | None = None) -> bool:
+        """Whether another node holds this snapshot. Without a memory tier there are no replicas: False."""
+        self._wait(lambda: self.state != FILLING, timeout_s, "staged")
+        return False

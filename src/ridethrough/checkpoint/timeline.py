@@ -1,0 +1,176 @@
+"""Claiming a place on a root's time line, and choosing what to load: alike on all ranks.
+
+Rank 0 reads the root, proposes the newest believable attempt, every rank reads and verifies its part, and any
+rank's failure makes all step down to the next older one. Then, before the training function goes on,
+`gen-<epoch>.<generation>.json` is created exclusively with the step that was resumed from: later readers
+reject commits of older generations above that step.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ridethrough.checkpoint import fileops, layout
+from ridethrough.checkpoint.errors import (
+    CheckpointError,
+    DamagedCheckpoint,
+    NoUsableCheckpoint,
+    StaleGeneration,
+    StateMismatch,
+)
+from ridethrough.checkpoint.peers import Peers
+from ridethrough.checkpoint.restore import Index
+
+_plain_script = secrets.token_hex(8)
+
+
+def job_identity() -> str:
+    """Which launch this process belongs to: alike for all its generations, different for the next launch."""
+    parts = [os.environ.get(name, "") for name in ("RIDETHROUGH_RUN_DIR", "TORCHELASTIC_RUN_ID", "RIDETHROUGH_EPOCH")]
+    return "|".join(parts) if "RIDETHROUGH_GENERATION" in os.environ else _plain_script
+
+
+def claim(root: Path, resumed_from: int | None, base: str | None, world_size: int) -> layout.Lineage:
+    """Announce this generation in `root` (rank 0 only) and return its lineage.
+
+    Under a launcher the job's generation number orders the records; the root has its own epochs, so that a
+    new job on an old root comes after everything that is there. Raises StaleGeneration when a newer
+    generation of the same job has announced itself.
+    """
+    job = job_identity()
+    launched = "RIDETHROUGH_GENERATION" in os.environ
+    generation = int(os.environ.get("RIDETHROUGH_GENERATION", "0"))
+    for _ in range(1000):
+        records = layout.read_generations(root)
+        mine = [key for key, record in records.items() if record.get("job") == job]
+        newest = max(records, default=(-1, -1))
+        if mine and launched:
+            last = max(mine)
+            if last != newest:
+                raise StaleGeneration(
+                    f"{root}: generation {newest[0]}.{newest[1]} of another job has started from here"
+                )
+            if generation > last[1]:
+                epoch, number = last[0], generation
+            elif "RIDETHROUGH_EPOCH" in os.environ and generation < last[1]:
+                raise StaleGeneration(
+                    f"{root}: generation {last[0]}.{last[1]} of this job has already started from here"
+                )
+            else:
+                epoch, number = newest[0] + 1, generation
+        else:
+            epoch = newest[0] + 1
+            epoch = max(epoch, int(os.environ.get("RIDETHROUGH_EPOCH", "0")))
+            number = generation
+        lineage = layout.Lineage(epoch, number, secrets.token_hex(4))
+        record = {
+            "schema": layout.SCHEMA,
+            "epoch": epoch,
+            "generation": number,
+            "resumed_from": resumed_from,
+            "base": base,
+            "nonce": lineage.nonce,
+            "job": job,
+            "world_size": world_size,
+            "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        }
+        try:
+            fileops.write_small(root / lineage.record_name(), layout.seal(record))
+            fileops.sync_folder(root)
+            return lineage
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise CheckpointError(
+                f"{root / lineage.record_name()}: {error.strerror or error}; the root must be writable"
+            ) from error
+    raise CheckpointError(f"{root}: no free generation number")
+
+
+Load = Callable[[Index], Any]
+
+
+def choose_and_load(
+    root: Path, peers: Peers, load: Load, allow_fresh: bool
+) -> tuple[layout.Attempt | None, Any, list[tuple[str, str]]]:
+    """(attempt loaded or None for a fresh start, what `load` returned here, rejected ones with reasons).
+
+    `load(index)` fills this rank's state; DamagedCheckpoint from any rank makes all go one older. Raises
+    StateMismatch (all ranks), NoUsableCheckpoint, CheckpointError.
+    """
+    rejected: list[tuple[str, str]] = []
+    candidates: list[layout.Attempt] = []
+    if peers.rank == 0:
+        attempts = layout.scan(root)
+        candidates = [a for a in attempts if a.state == "committed"]
+        rejected = [(str(a.path), a.reason) for a in attempts if a.state != "committed"]
+        had_commit = any(a.state in ("committed", "damaged") for a in attempts)
+    turn = 0
+    while True:
+        turn += 1
+        proposal: dict[str, Any] | None = None
+        if peers.rank == 0:
+            proposal = _propose(candidates, rejected)
+        proposal = peers.from_rank0(f"load/{turn}", proposal)
+        assert proposal is not None
+        if proposal["name"] is None:
+            rejected = [(str(p), str(r)) for p, r in proposal["rejected"]]
+            if peers.rank == 0:
+                proposal["had_commit"] = had_commit
+            had = peers.from_rank0("load/had_commit", proposal.get("had_commit"))
+            if had and not allow_fresh:
+                lines = "".join(f"\n  {path}: {reason}" for path, reason in rejected)
+                raise NoUsableCheckpoint(
+                    f"{root}: 0 of {len(rejected)} checkpoints usable; nothing was deleted. "
+                    f"Repair one, choose another root, or start over with allow_fresh=True:{lines}"
+                )
+            return None, None, rejected
+        folder = root / proposal["name"]
+        outcome: dict[str, str] = {"kind": "ok", "reason": ""}
+        result: Any = None
+        try:
+            attempt = layout.Attempt(proposal["step"], proposal["attempt"], folder, "committed")
+            attempt.commit = layout.read_commit(folder)
+            result = load(Index(folder, layout.read_manifests(attempt)))
+        except (DamagedCheckpoint, OSError) as error:
+            outcome = {"kind": "damaged", "reason": f"rank {peers.rank}: {error}"}
+        except StateMismatch as error:
+            outcome = {"kind": "mismatch", "reason": f"rank {peers.rank}: {error}"}
+        outcomes = peers.gather(f"load/{turn}/outcome", outcome)
+        bad = next((o for o in outcomes if o["kind"] == "mismatch"), None)
+        if bad:
+            raise StateMismatch(bad["reason"])
+        bad = next((o for o in outcomes if o["kind"] == "damaged"), None)
+        if bad is None:
+            rejected = [(str(p), str(r)) for p, r in proposal["rejected"]]
+            return attempt, result, rejected
+        if peers.rank == 0:
+            rejected.append((str(folder), bad["reason"]))
+            _mark(folder, bad["reason"])
+
+
+def _propose(candidates: list[layout.Attempt], rejected: list[tuple[str, str]]) -> dict[str, Any]:
+    """The newest candidate whose small records are whole (rank 0; bad ones are named and skipped on the way)."""
+    while candidates:
+        attempt = candidates.pop(0)
+        try:
+            layout.read_manifests(attempt)
+        except (DamagedCheckpoint, OSError) as error:
+            rejected.append((str(attempt.path), str(error)))
+            _mark(attempt.path, str(error))
+            continue
+        return {"name": attempt.path.name, "step": attempt.step, "attempt": attempt.attempt, "rejected": list(rejected)}
+    return {"name": None, "rejected": list(rejected)}
+
+
+def _mark(folder: Path, reason: str) -> None:
+    """Leave a note in a damaged checkpoint; it is evidence and stays. Best effort: the root may be read-only."""
+    try:
+        fileops.write_small(folder / layout.REJECTED, layout.seal({"reason": reason, "found": time.time()}))
+    except OSError:
+        pass
