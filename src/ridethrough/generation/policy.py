@@ -37,7 +37,7 @@ class Policy(BaseModel):
         0.2, ge=0, description="A thread that has not left by itself is interrupted after this time."
     )
     leave_limit_s: float = Field(
-        3.0, gt=0, description="Who has not left by then is killed and replaced; grows with the world size."
+        2.0, gt=0, description="Who has not left by then is killed and replaced; grows with the world size."
     )
     rebuild_limit_s: float = Field(
         30.0, gt=0, description="Who is still making its process group by then is killed and replaced."

@@ -31,6 +31,7 @@ _FIELDS = (
     "beat_ns",
     "resumed_ns",
 )
+_RECENT_AT, _RECENT = 64, 16  # a ring of the durations of the last steps
 _AT = {name: index for index, name in enumerate(_FIELDS)}
 
 # "outside": between generations. The others are the phases of the ledger; "step" is the loop's body.
@@ -59,7 +60,8 @@ _IN_STEP_CODES = frozenset(_CODE[name] for name in IN_STEP)
 class Reading:
     """One look at a page. `step` is the step in progress; `last_step_ns` how long the last finished one took;
     `num_steps` counts steps finished by this process; `collectives` counts collectives begun on the default group;
-    `resumed_ns` is when the rank last came back into its step from a phase with a cap of its own."""
+    `resumed_ns` is when the rank last came back into its step from a phase with a cap of its own; `recent_ns` are the durations of the last
+    steps of this process, the newest last."""
 
     generation: int
     step: int
@@ -72,6 +74,7 @@ class Reading:
     num_steps: int
     beat_ns: int
     resumed_ns: int
+    recent_ns: tuple[int, ...] = ()
 
 
 class HeartbeatPage:
@@ -106,6 +109,7 @@ class HeartbeatPage:
         words = self._words
         words[2], words[5], words[8] = step, now_ns, last_step_ns
         if last_step_ns:
+            words[_RECENT_AT + words[9] % _RECENT] = last_step_ns
             words[9] += 1
 
     def stamp(self, field: str, value: int) -> None:
@@ -117,7 +121,11 @@ class HeartbeatPage:
 
     def read(self) -> Reading:
         w = self._words
-        return Reading(w[1], w[2], PHASES[w[3]] if w[3] < len(PHASES) else "outside", *(w[i] for i in range(4, 12)))
+        phase = PHASES[w[3]] if w[3] < len(PHASES) else "outside"
+        count = w[9]
+        recent = tuple(w[_RECENT_AT + i % _RECENT] for i in range(max(0, count - _RECENT), count))
+        numbers = {name: w[at] for name, at in _AT.items() if name not in ("magic", "phase")}
+        return Reading(phase=phase, recent_ns=recent, **numbers)
 
     def close(self) -> None:
         self._words.release()

@@ -94,17 +94,18 @@ class Judge:
         fewest = min(x.collectives for x in behind.values())
         return tuple(sorted(r for r, x in behind.items() if x.collectives == fewest))
 
+    # A process is known from its first reading on: what it did before that is not counted.
     def _learn(self, inside: Mapping[int, Reading]) -> None:
         generation = max((x.generation for x in inside.values()), default=self._generation)
         if generation != self._generation:
             self._generation = generation
             self._grace_ns = 0
-            self._counted.clear()
         for rank, x in inside.items():
-            if x.generation == generation and x.last_step_ns and self._counted.get(rank, 0) != x.num_steps:
-                self._counted[rank] = x.num_steps
-                self._durations.append(x.last_step_ns)
-                self._seen("step", x.last_step_ns / _S)
+            fresh = x.num_steps - self._counted.get(rank, x.num_steps)
+            self._counted[rank] = x.num_steps
+            for duration in x.recent_ns[len(x.recent_ns) - min(fresh, len(x.recent_ns)) :]:
+                self._durations.append(duration)
+                self._seen("step", duration / _S)
                 self._grace_ns = 0
 
     def _seen(self, phase: str, age_s: float) -> None:

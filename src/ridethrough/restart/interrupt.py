@@ -31,7 +31,7 @@ _NOT_IN_FILES = (
     "/ridethrough/ledger/",
 )
 # Frames of ours that are always below the user's code, or in which waiting is all that happens.
-_ALLOWED_FUNCTIONS = frozenset({"run", "_call", "_generation", "_loop", "_serve", "__call__"})
+_ALLOWED_FUNCTIONS = frozenset({"run", "call", "loop", "_generation", "_call"})
 
 
 class Interrupter:
