@@ -25,7 +25,7 @@ def timeline(part: Partition, incidents: Sequence[Incident]) -> str:
     lanes = part.segments[:MAX_LANES]
     left, top, height = 60, 24, 22 if len(lanes) <= 16 else 9
     bottom = top + len(lanes) * (height + 3)
-    scale = (WIDTH - left - 10) / max(1, part.wall_ns)
+    scale = (WIDTH - left - 14) / max(1, part.wall_ns)
 
     def x(t_ns: float) -> float:
         return left + (t_ns - part.start_ns) * scale
@@ -50,7 +50,7 @@ def timeline(part: Partition, incidents: Sequence[Incident]) -> str:
             f'<g class="mark"><title>{tip}</title><line x1="{at:.2f}" x2="{at:.2f}" y1="{top - 6}" y2="{bottom}"/>'
             f'<text x="{at:.2f}" y="{top - 9}" text-anchor="middle">{number}</text></g>'
         )
-    out += _axis_x(left, WIDTH - 10, bottom + 4, 0, part.wall_ns / 1e9, " s")
+    out += _axis_x(left, WIDTH - 14, bottom + 4, 0, part.wall_ns / 1e9, " s")
     return _svg(bottom + 26, "Timeline of every rank by state", out)
 
 
@@ -124,7 +124,7 @@ def _curve(
     values = [v for points in series for _, v in points]
     if not values:
         return ""
-    left, top, right, bottom = 60, 26, WIDTH - 10, 190
+    left, top, right, bottom = 60, 40, WIDTH - 14, 200
     low, high = (0.0 if zero else min(values)), max(values)
     high = high if high > low else low + 1.0
     last = max(s for points in series for s, _ in points)
@@ -135,7 +135,7 @@ def _curve(
     def y(v: float) -> float:
         return bottom - (bottom - top) * (v - low) / (high - low)
 
-    out = [f'<text class="head" x="{left}" y="14">{escape(title)}</text>']
+    out = [f'<text class="head" x="{left}" y="13">{escape(title)}</text>']
     for place, points in enumerate(series):
         kept = next((s[0][0] - 1 for s in series[place + 1 :] if s), None)
         lost = [p for p in points if kept is not None and p[0] > kept]
