@@ -71,12 +71,12 @@ if ! usable "$VENV/bin/python" || ! "$VENV/bin/python" -m pip --version >/dev/nu
     "$python" -m venv --clear "$VENV" >"$LOG" 2>&1 || { cat "$LOG" >&2; fail "cannot make $VENV with $python: see above"; }
 fi
 
-install() { # pip install, quietly; on failure one line that says what to do, after pip's own if it is not the network
-    "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check "$@" 2>&1 9<&- | tee -a "$LOG" | grep -v -i 'retrying (' >&2
-    [ "${PIPESTATUS[0]}" -eq 0 ] && return
+install() { # pip install, quietly; on failure one line that says what to do
+    "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check "$@" >"$LOG" 2>&1 9<&- && return
     grep -q -i -E 'No space left|Errno 28' "$LOG" && fail "the disk is full: free at least 4 GB and call it again"
     grep -q -i -E 'Retrying|name resolution|connection|timed out|unreachable|ProxyError' "$LOG" &&
         fail "no network: the package index cannot be reached; connect, or set PIP_INDEX_URL to a mirror, and call it again"
+    tail -n 20 "$LOG" >&2
     fail "pip could not install what is needed: see above"
 }
 
