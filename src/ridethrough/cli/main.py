@@ -15,6 +15,9 @@ from typer.core import TyperCommand, TyperGroup
 from ridethrough.version import __version__
 
 COMMANDS = {
+    "demo": ("ridethrough.cli.demo", "The main job with its proof: train through faults, compare the bits."),
+    "run": ("ridethrough.cli.run", "Launch a script protected."),
+    "train": ("ridethrough.cli.train", "The reference job: a Llama with FSDP2 on real text."),
     "env": ("ridethrough.cli.env", "Versions, machine, limits and GPUs, for a bug report."),
     "exit-codes": ("ridethrough.cli.exit_codes", "Exit codes and whether an orchestrator should try again."),
     "faults": ("ridethrough.cli.faults", "Fault schedules (plan) and kinds of fault (kinds)."),

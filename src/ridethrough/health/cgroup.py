@@ -25,6 +25,18 @@ def memory_used_bytes(pid: int | str = "self") -> int | None:
     return None
 
 
+def available_memory_bytes() -> int | None:
+    """What this process may still take, in bytes: the machine's available memory, or less if a group limits it."""
+    found = []
+    for line in (_text(Path("/proc/meminfo")) or "").splitlines():
+        if line.startswith("MemAvailable:"):
+            found.append(int(line.split()[1]) * 1024)
+    limit, used = memory_limit_bytes(), memory_used_bytes()
+    if limit is not None and used is not None:
+        found.append(max(0, limit - used))
+    return min(found, default=None)
+
+
 def pids_limit(pid: int | str = "self") -> int | None:
     """The tightest limit on the number of tasks."""
     return _tightest(_folders("pids", pid), ("pids.max",))

@@ -2,6 +2,6 @@
 
 from ridethrough.restart.entry import heartbeat, restartable, run
 from ridethrough.restart.exceptions import Fatal, LeaveGeneration
-from ridethrough.restart.run import Run
+from ridethrough.restart.run_object import Run
 
 __all__ = ["Fatal", "LeaveGeneration", "Run", "heartbeat", "restartable", "run"]

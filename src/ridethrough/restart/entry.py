@@ -16,7 +16,7 @@ import torch.distributed as dist
 from ridethrough.health.heartbeat import HeartbeatPage
 from ridethrough.ledger.recorder import Recorder
 from ridethrough.restart.generation import Place, Stage
-from ridethrough.restart.run import Run
+from ridethrough.restart.run_object import Run
 from ridethrough.restart.session import Session, device_of, observers
 
 _T = TypeVar("_T")

@@ -84,14 +84,14 @@ class Groups:
             self._cut = True
             sockets = [*self._sockets.values(), *self._store_sockets.values()]
         shut_down(sockets)
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
+        if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             _abort_nccl()
 
     def close(self) -> None:
         """Destroys every group after a cut and forgets whatever keeps the old mesh alive. Main thread."""
         global _current
         _current = None
-        if dist.is_initialized():  # type: ignore[no-untyped-call]
+        if dist.is_initialized():
             _graveyard.append(c10d._get_default_group())
             with contextlib.suppress(RuntimeError, ValueError):
                 c10d.destroy_process_group()

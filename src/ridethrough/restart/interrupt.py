@@ -30,8 +30,10 @@ _NOT_IN_FILES = (
     "/ridethrough/checkpoint/",
     "/ridethrough/ledger/",
 )
-# Frames of ours that are always below the user's code, or in which waiting is all that happens.
-_ALLOWED_FUNCTIONS = frozenset({"run", "call", "loop", "_generation", "_call"})
+# Functions of ours that call the user's code. Below it they are harmless, but not where they are at work themselves.
+_CALLERS = frozenset(
+    {"run", "call", "loop", "_generation", "_call", "notify", "__enter__", "steps", "_begin_step", "_save"}
+)
 
 
 class Interrupter:
@@ -80,11 +82,12 @@ class Interrupter:
 
 def _harmless(frame: FrameType | None) -> bool:
     """Whether nothing on the stack would be left half done."""
+    innermost = True
     while frame is not None:
         name = frame.f_code.co_filename
-        if any(part in name for part in _NOT_IN_FILES) and not (
-            "/ridethrough/restart/" in name and frame.f_code.co_name in _ALLOWED_FUNCTIONS
-        ):
+        calls_user = not innermost and "/ridethrough/restart/" in name and frame.f_code.co_name in _CALLERS
+        if not calls_user and any(part in name for part in _NOT_IN_FILES):
             return False
         frame = frame.f_back
+        innermost = False
     return True

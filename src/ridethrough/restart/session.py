@@ -23,7 +23,7 @@ from ridethrough.restart.groups import Groups
 from ridethrough.restart.interrupt import Interrupter
 from ridethrough.restart.link import Link
 from ridethrough.restart.monitor import Monitor
-from ridethrough.restart.run import Run
+from ridethrough.restart.run_object import Run
 from ridethrough.restart.thread_state import modes
 
 _T = TypeVar("_T")

@@ -1,0 +1,158 @@
+"""What `run`, `train` and `demo` share: their launch options, and the start of one job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ridethrough.cli.usage import usage_errors
+from ridethrough.faults.injector import OBSERVER, SCHEDULE_VARIABLE
+from ridethrough.ledger.rundir import RunDir, RunDirError, create_run, runs_root
+
+if TYPE_CHECKING:
+    from ridethrough.faults.schedule import Schedule
+    from ridethrough.generation.policy import Policy
+
+_LAUNCH = "Launch"
+_RUN = "Run folder and output"
+_RECOVERY = "Recovery"
+
+NprocPerNode = Annotated[
+    str,
+    typer.Option(
+        "--nproc-per-node",
+        "--nproc_per_node",
+        metavar="N|gpu|cpu|auto",
+        help="Ranks on this machine: a number, one per GPU, one per core, or GPUs where there are some.",
+        rich_help_panel=_LAUNCH,
+    ),
+]
+MaxRestarts = Annotated[
+    int,
+    typer.Option(
+        "--max-restarts",
+        "--max_restarts",
+        min=0,
+        help="Restarts of the whole job; 0 turns recovery off and passes the worker's exit code on.",
+        rich_help_panel=_RECOVERY,
+    ),
+]
+StopGrace = Annotated[
+    float,
+    typer.Option(
+        "--stop-grace",
+        "--stop_grace",
+        min=0.1,
+        metavar="SECONDS",
+        help="Time for the last save after Ctrl-C or SIGTERM.",
+        rich_help_panel=_RECOVERY,
+    ),
+]
+Runs = Annotated[
+    Path | None,
+    typer.Option(
+        "--runs", metavar="DIR", help="Where runs are kept; else RIDETHROUGH_RUNS, else ./runs.", rich_help_panel=_RUN
+    ),
+]
+RunId = Annotated[
+    str | None,
+    typer.Option(
+        "--run-id",
+        "--run_id",
+        "--rdzv-id",
+        "--rdzv_id",
+        metavar="ID",
+        help="Name of the run; the same name and settings go on where the run ended.",
+        rich_help_panel=_RUN,
+    ),
+]
+Quiet = Annotated[
+    bool,
+    typer.Option("--quiet", help="Do not show the ranks' output; it is in the run's logs/.", rich_help_panel=_RUN),
+]
+
+
+def num_workers(text: str) -> int:
+    """The number behind `--nproc-per-node`. Raises ValueError, one line with the remedy."""
+    import os
+
+    if text in ("gpu", "auto", "cpu"):
+        num_gpus = 0
+        if text != "cpu":
+            import torch
+
+            num_gpus = torch.cuda.device_count()
+            if text == "gpu" and not num_gpus:
+                raise ValueError("--nproc-per-node gpu: this machine has no GPU that torch can use; give a number")
+        return num_gpus or os.cpu_count() or 1
+    if not text.isdigit() or int(text) < 1:
+        raise ValueError(f"--nproc-per-node {text}: give a number of at least 1, gpu, cpu or auto")
+    return int(text)
+
+
+def check_machine(workers: int) -> None:
+    """Raises ValueError if this machine can't hold so many ranks: each needs about 300 MB for torch alone."""
+    from ridethrough.health.cgroup import available_memory_bytes
+
+    free = available_memory_bytes()
+    need = workers * 300_000_000
+    if free is not None and need > free:
+        raise ValueError(
+            f"{workers} ranks need about {need / 1e9:.1f} GB for torch alone, {free / 1e9:.1f} GB are free: "
+            "use fewer ranks"
+        )
+
+
+def start_job(
+    command: list[str],
+    *,
+    workers: int,
+    config: dict[str, Any],
+    argv: list[str],
+    runs: Path | None,
+    run_id: str | None,
+    schedule: Schedule | None,
+    policy: Policy,
+    preload: list[str],
+    quiet: bool,
+    no_python: bool = False,
+    master_port: int = 0,
+    log_dir: Path | None = None,
+) -> int:
+    """Makes the run folder, launches the job and returns its exit code. Exits with 2 if the folder can't be used."""
+    from ridethrough.launch.config import LaunchConfig
+    from ridethrough.launch.launcher import launch
+
+    with usage_errors(RunDirError):
+        run = create_run(
+            runs_root(runs),
+            run_id=run_id,
+            config=config,
+            command=argv,
+            schedule_hash=schedule.hash if schedule is not None else None,
+        )
+    return launch(
+        LaunchConfig(
+            command=command,
+            num_workers=workers,
+            policy=policy,
+            preload=preload,
+            env=_fault_environment(run, schedule),
+            echo=not quiet,
+            no_python=no_python,
+            master_port=master_port,
+            log_dir=log_dir,
+        ),
+        run,
+    )
+
+
+def _fault_environment(run: RunDir, schedule: Schedule | None) -> dict[str, str]:
+    if schedule is None:
+        return {}
+    path = run.path / "faults.json"
+    if not path.exists():
+        schedule.save(path)
+    return {SCHEDULE_VARIABLE: str(path), "RIDETHROUGH_OBSERVERS": OBSERVER}
