@@ -6,6 +6,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -97,3 +98,9 @@ def test_env_names_versions_machine_limits_and_gpus() -> None:
     assert found["versions"]["torch"].startswith("2.")
     assert found["machine"]["memory_bytes"] > 1 << 28
     assert "machine.memory_bytes" in CliRunner().invoke(app, ["env"]).stdout
+
+
+def test_the_documentation_has_the_table_of_the_code() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "exit-codes.md").read_text(encoding="utf-8")
+    rows = [line for line in page.splitlines() if line.startswith("| ")][1:]
+    assert rows == [f"| {row.code} | {row.meaning} | {row.retry} |" for row in EXIT_CODES]
