@@ -49,6 +49,7 @@ def test_every_command_exists_and_explains_itself(name: str) -> None:
     assert importlib.util.find_spec(COMMANDS[name][0]) is not None
     result = CliRunner().invoke(app, [name, "--help"])
     assert result.exit_code == 0
+    assert "--install-completion" not in result.output
     assert f"ridethrough {name}" in result.output or f"root {name}" in result.output
 
 

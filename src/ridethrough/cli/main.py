@@ -43,6 +43,8 @@ class LazyGroup(TyperGroup):
         if name in COMMANDS and name not in self.commands:
             command = typer.main.get_command(import_module(COMMANDS[name][0]).app)
             command.name = name
+            # Completion is installed once, for the whole command line.
+            command.params = [p for p in command.params if p.name not in ("install_completion", "show_completion")]
             self.commands[name] = command
         return super().resolve_command(ctx, args)
 
