@@ -1,8 +1,9 @@
 """The generation machine: events in, actions out. It alone writes plans.
 
-A job is `forming` (processes start or come back), `running` (a plan is out), `leaving` (a fault ended the generation,
-survivors are on their way out) or `done`. Time is the `now_s` that comes with each event: seconds of any monotonic
-clock, the same one for all events. No method blocks, and a repeated or late event changes nothing.
+A job is `learning` (a coordinator was started again and hears who is there), `forming` (processes start or come back),
+`running` (a plan is out), `leaving` (a fault ended the generation, survivors are on their way out) or `done`. Time is
+the `now_s` that comes with each event: seconds of any monotonic clock, the same one for all events. No method blocks,
+and a repeated or late event changes nothing.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ from ridethrough.generation.membership import Membership, Worker
 from ridethrough.generation.plan import NodeRanks, Plan
 from ridethrough.generation.policy import Decision, History, Policy, decide
 
-Phase = Literal["forming", "running", "leaving", "done"]
+Phase = Literal["learning", "forming", "running", "leaving", "done"]
+_LEARN_S = 10.0  # a coordinator that was started again waits so long for the nodes of the plan that it learns of
 
 
 class GenerationMachine:
     """Decides who trains in which generation. `min_nodes` and `max_nodes` bound the world; each node has
-    `num_workers` ranks. With less than `max_nodes` the job starts once nobody has joined for `last_call_s`."""
+    `num_workers` ranks. `epoch` is the coordinator's claim; a later one has a higher epoch."""
 
     def __init__(
         self,
@@ -31,7 +33,6 @@ class GenerationMachine:
         max_nodes: int = 1,
         policy: Policy | None = None,
         epoch: int = 0,
-        last_call_s: float = 30.0,
     ) -> None:
         self.policy = policy or Policy()
         self.history = History()
@@ -41,11 +42,13 @@ class GenerationMachine:
         self.plan: Plan | None = None
         self._epoch = epoch
         self._min_nodes, self._max_nodes = min_nodes, max_nodes
-        self._last_call_s = last_call_s
         self._last_join_s = 0.0
+        self._short_since_s: float | None = None
+        self._learn_until_s: float | None = None
         self._serial = 0
         self._store: str | None = None
         self._store_asked = False
+        self._store_node = ""
         self._spawned = 0
         self._reports: list[FaultReport] = []
         self._reported_s = 0.0
@@ -66,6 +69,8 @@ class GenerationMachine:
             return []
         self._out = []
         getattr(self, f"_on_{event.kind}")(event, now_s)
+        if self.phase == "learning":
+            self._learned(now_s)
         if self.phase == "leaving":
             self._all_out(now_s)
         if self.phase == "forming":
@@ -75,14 +80,74 @@ class GenerationMachine:
     # --- events ------------------------------------------------------------------------------------------------------
 
     def _on_node_joined(self, event: m.NodeJoined, now_s: float) -> None:
-        self._last_join_s = now_s
-        self.members.add(event.node, event.name)
+        if self.members.add(event.node, event.name):
+            self._last_join_s = now_s
+
+    def _on_node_rejoined(self, event: m.NodeRejoined, now_s: float) -> None:
+        """Only a machine that has planned nothing yet learns; to any other the node is a newcomer without workers."""
+        plan = event.plan
+        place = next((i for i, n in enumerate(plan.nodes) if n.node == event.node), None)
+        fresh = self.generation == 0 or self.phase == "learning"
+        if self.members.place_of(event.node) is not None:
+            return
+        if not fresh or place is None or plan.generation < self.generation or plan.epoch >= self._epoch:
+            for snapshot in event.workers:
+                why = "it belongs to a generation that is over"
+                self._out.append(m.Kill(node=event.node, worker=snapshot.worker, why=why))
+            self._on_node_joined(m.NodeJoined(node=event.node, name=event.name, num_workers=0), now_s)
+            return
+        if plan.generation > self.generation:
+            self.generation, self.plan = plan.generation, plan
+            self.history = plan.history.model_copy(deep=True)
+            self.phase, self._learn_until_s = "learning", now_s + _LEARN_S
+        self.members.restore(event.node, event.name, place)
+        for snapshot in event.workers:
+            self.members.place(
+                Worker(
+                    snapshot.worker,
+                    event.node,
+                    snapshot.local_rank,
+                    now_s,
+                    state=snapshot.state,
+                    attached=snapshot.attached,
+                )
+            )
+            self._attached_ever |= snapshot.attached
+
+    def _learned(self, now_s: float) -> None:
+        """Everybody of the plan is here and inside: nothing has to be restarted. Else the generation ends."""
+        assert self.plan is not None and self._learn_until_s is not None
+        complete = len(self.members.active) == len(self.plan.nodes) and self.members.full()
+        if complete and all(w.state in ("inside", "finished") for w in self.members.workers()):
+            self.phase = "running"
+            return self._finish_if_all()
+        if now_s >= self._learn_until_s:
+            self.phase = "running"
+            missing = [n.node for n in self.plan.nodes if self.members.place_of(n.node) is None]
+            cause = f"not back after the coordinator was started again: {', '.join(missing) or 'some workers'}"
+            self._fault(
+                FaultReport(
+                    generation=self.generation,
+                    worker="",
+                    node=missing[0] if missing else "",
+                    fault_class="node_loss",
+                    detected_by="lease",
+                    cause=cause,
+                ),
+                now_s,
+            )
+        return None
 
     def _on_node_left(self, event: m.NodeLeft, now_s: float) -> None:
+        place = self.members.place_of(event.node)
+        if self._store_node == event.node:
+            self._store, self._store_asked = None, False
         for worker in self.members.remove(event.node):
+            rank = None if place is None else place * self.members.num_workers + worker.local_rank
             report = FaultReport(
                 generation=self.generation,
                 worker=worker.id,
+                rank=rank,
                 node=event.node,
                 fault_class="node_loss" if event.lost else "preemption",
                 detected_by="lease" if event.lost else "user",
@@ -290,10 +355,7 @@ class GenerationMachine:
 
     def _form(self, now_s: float) -> None:
         self.members.promote(self._max_nodes)
-        short = self._max_nodes - len(self.members.active)
-        if len(self.members.active) < self._min_nodes:
-            return
-        if short and now_s - self._last_join_s < self._last_call_s:
+        if not self._enough(now_s):
             return
         self._ask_store()
         if self._store is None:
@@ -303,11 +365,36 @@ class GenerationMachine:
         if self.members.full() and all(w.state == "ready" for w in workers):
             self._enter(now_s)
 
+    def _enough(self, now_s: float) -> bool:
+        """Whether the nodes that are there make a world; waits for more, shrinks, or gives up when the time is over."""
+        num_active = len(self.members.active)
+        if num_active == self._max_nodes:
+            self._short_since_s = None
+            return True
+        if self.generation == 0 and self.members.num_holes == 0:
+            if self._stop is None and num_active >= self._min_nodes:
+                return now_s - self._last_join_s >= self.policy.last_call_s
+            return False
+        if self._short_since_s is None:
+            self._short_since_s = now_s
+        world = len(self.plan.nodes) if self.plan is not None else self._max_nodes
+        if self.members.num_holes == 0 and num_active == world and num_active >= self._min_nodes:
+            return True  # a world that has shrunk before goes on as it is
+        if now_s - self._short_since_s < self.policy.node_wait_s:
+            return False
+        if num_active >= self._min_nodes and num_active > 0:
+            self.members.close_ranks()
+            self._short_since_s = None
+            return True
+        self._done(80, f"{num_active} of at least {self._min_nodes} nodes after {self.policy.node_wait_s:.0f} s")
+        return False
+
     def _ask_store(self) -> None:
         if not self._store_asked and self.members.active:
             self._serial += 1
             self._store, self._store_asked = None, True
-            self._out.append(m.OpenStore(node=self.members.active[0].id, serial=self._serial))
+            self._store_node = self.members.active[0].id
+            self._out.append(m.OpenStore(node=self._store_node, serial=self._serial))
 
     def _prefix(self, generation: int) -> str:
         return f"ridethrough/{self._epoch}.{generation}.{self._serial}/"
@@ -315,7 +402,8 @@ class GenerationMachine:
     def _fill_slots(self, now_s: float) -> None:
         store = self._store or ""
         world_size = len(self.members.active) * self.members.num_workers
-        for index, node in enumerate(self.members.active):
+        for node in self.members.active:
+            index = self.members.place_of(node.id) or 0
             for local_rank, holder in enumerate(node.slots):
                 if holder is not None:
                     continue
@@ -353,6 +441,7 @@ class GenerationMachine:
             prefix=self._prefix(self.generation),
             restarts=self.history.restarts,
             resume=self._resume(),
+            history=self.history.model_copy(deep=True),
         )
         self.plan = plan
         self.phase = "running"

@@ -34,46 +34,76 @@ class Node:
 
 
 class Membership:
-    """The nodes in the order in which they hold ranks; standby nodes behind them."""
+    """Places in the world, in the order of ranks, and the nodes that hold them; standby nodes wait behind.
+
+    A lost node leaves its place empty, so that a newcomer gets the same ranks and nobody else's change.
+    """
 
     def __init__(self, num_workers: int) -> None:
         self.num_workers = num_workers
-        self.active: list[Node] = []
         self.standby: list[Node] = []
+        self._places: list[Node | None] = []
+        self._nodes: dict[str, Node] = {}
         self._workers: dict[str, Worker] = {}
 
-    def add(self, node: str, name: str) -> None:
-        if not any(n.id == node for n in self.active + self.standby):
-            self.standby.append(Node(node, name, [None] * self.num_workers))
+    @property
+    def active(self) -> list[Node]:
+        return [n for n in self._places if n is not None]
+
+    @property
+    def num_holes(self) -> int:
+        return sum(n is None for n in self._places)
+
+    def add(self, node: str, name: str) -> bool:
+        """A newcomer waits as a standby; False if it is known already."""
+        if node in self._nodes:
+            return False
+        self._nodes[node] = Node(node, name, [None] * self.num_workers)
+        self.standby.append(self._nodes[node])
+        return True
+
+    def restore(self, node: str, name: str, place: int) -> Node:
+        """A node that held a place in a plan of an earlier coordinator takes it again."""
+        self._places.extend([None] * (place + 1 - len(self._places)))
+        self._nodes[node] = self._places[place] = Node(node, name, [None] * self.num_workers)
+        return self._nodes[node]
 
     def remove(self, node: str) -> list[Worker]:
         """Forgets a node; returns the workers that it took along."""
-        gone = [w for n in self.active + self.standby if n.id == node for w in n.slots if w is not None]
-        self.active = [n for n in self.active if n.id != node]
-        self.standby = [n for n in self.standby if n.id != node]
+        found = self._nodes.pop(node, None)
+        if found is None:
+            return []
+        gone = [w for w in found.slots if w is not None]
+        self._places = [None if n is found else n for n in self._places]
+        self.standby = [n for n in self.standby if n is not found]
         for worker in gone:
             self._workers.pop(worker.id, None)
         return gone
 
     def promote(self, limit: int) -> None:
-        """Standby nodes become active ones, in the order of their arrival, until `limit` nodes are active."""
+        """Standby nodes take empty places, then new ones, until `limit` nodes are active."""
         while self.standby and len(self.active) < limit:
-            self.active.append(self.standby.pop(0))
+            node = self.standby.pop(0)
+            if None in self._places:
+                self._places[self._places.index(None)] = node
+            else:
+                self._places.append(node)
+
+    def close_ranks(self) -> None:
+        """The empty places are given up: ranks become contiguous over those who are there."""
+        self._places = [n for n in self._places if n is not None]
 
     def place(self, worker: Worker) -> None:
-        node = self.node(worker.node)
-        assert node is not None and node.slots[worker.local_rank] is None
+        node = self._nodes[worker.node]
+        assert node.slots[worker.local_rank] is None
         node.slots[worker.local_rank] = worker
         self._workers[worker.id] = worker
 
     def drop(self, worker: Worker) -> None:
         self._workers.pop(worker.id, None)
-        node = self.node(worker.node)
+        node = self._nodes.get(worker.node)
         if node is not None and node.slots[worker.local_rank] is worker:
             node.slots[worker.local_rank] = None
-
-    def node(self, node: str) -> Node | None:
-        return next((n for n in self.active + self.standby if n.id == node), None)
 
     def worker(self, worker: str) -> Worker | None:
         return self._workers.get(worker)
@@ -83,8 +113,13 @@ class Membership:
         return [w for n in self.active for w in n.slots if w is not None]
 
     def full(self) -> bool:
-        return bool(self.active) and all(w is not None for n in self.active for w in n.slots)
+        return bool(self._places) and all(n is not None and None not in n.slots for n in self._places)
 
-    def rank_of(self, worker: Worker) -> int:
-        index = next(i for i, n in enumerate(self.active) if n.id == worker.node)
-        return index * self.num_workers + worker.local_rank
+    def place_of(self, node: str) -> int | None:
+        """The node's index among the places; None for a standby or a stranger."""
+        found = self._nodes.get(node)
+        return next((i for i, n in enumerate(self._places) if n is not None and n is found), None)
+
+    def rank_of(self, worker: Worker) -> int | None:
+        place = self.place_of(worker.node)
+        return None if place is None else place * self.num_workers + worker.local_rank

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from ridethrough.generation.faults import FaultReport
+from ridethrough.generation.membership import WorkerState
 from ridethrough.generation.plan import Plan
 
 PROTOCOL = 1
@@ -26,6 +27,25 @@ class NodeJoined(_Message):
     node: str
     name: str
     num_workers: int
+
+
+class WorkerSnapshot(_Message):
+    """A worker as its agent knows it, for a coordinator that has just been started again."""
+
+    worker: str
+    local_rank: int
+    state: WorkerState
+    attached: bool
+
+
+class NodeRejoined(_Message):
+    """An agent that was a member under an earlier coordinator says what it is: its last plan and its workers."""
+
+    kind: Literal["node_rejoined"] = "node_rejoined"
+    node: str
+    name: str
+    plan: Plan
+    workers: tuple[WorkerSnapshot, ...]
 
 
 class NodeLeft(_Message):
@@ -121,6 +141,7 @@ class Tick(_Message):
 
 Event = Annotated[
     NodeJoined
+    | NodeRejoined
     | NodeLeft
     | WorkerReady
     | WorkerEntered

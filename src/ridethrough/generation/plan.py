@@ -6,6 +6,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from ridethrough.generation.policy import History
+
 
 class NodeRanks(BaseModel):
     """The ranks of one node: `workers[i]` has local rank i and rank `first_rank + i`."""
@@ -21,7 +23,7 @@ class Plan(BaseModel):
     """One generation's world. Ranks are contiguous over nodes in `nodes` order, and contiguous on each node.
 
     `store` is host:port of the key-value store for process groups, `prefix` the key prefix that no other generation
-    uses. `resume` is opaque to this room (the checkpoint rooms fill it in).
+    uses. `resume` is opaque to this room (the checkpoint rooms fill it in); `history` is the policy's count so far.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -33,6 +35,7 @@ class Plan(BaseModel):
     prefix: str
     restarts: int = 0
     resume: dict[str, Any] = Field(default_factory=dict)
+    history: History = Field(default_factory=History)
 
     @property
     def world_size(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -42,6 +42,16 @@ class Policy(BaseModel):
     rebuild_limit_s: float = Field(
         30.0, gt=0, description="Who is still making its process group by then is killed and replaced."
     )
+    lease_s: float = Field(5.0, gt=0, description="A node that was not heard of for so long is lost.")
+    node_wait_s: float = Field(
+        300.0, ge=0, description="Wait for a node in a lost one's place before the world shrinks or the job ends."
+    )
+    last_call_s: float = Field(
+        30.0, ge=0, description="With at least the least number of nodes, wait so long for more before starting."
+    )
+    coordinator_wait_s: float = Field(
+        120.0, ge=0, description="How long workers train on without the coordinator before their agent stops them."
+    )
     stop_grace_s: float = Field(
         10.0, gt=0, description="A planned stop (Ctrl-C, SIGTERM) that has not ended by then is cut off."
     )
@@ -60,13 +70,13 @@ class Policy(BaseModel):
         return self.leave_limit_s * (1 + world_size / 1024)
 
 
-@dataclass
-class History:
-    """What the decision depends on; changed only by `decide` and by progress."""
+class History(BaseModel):
+    """What the decision depends on; changed only by `decide` and by progress. It travels with each plan, so that a
+    coordinator that was started again goes on counting."""
 
     restarts: int = 0
-    rank_faults: dict[int, int] = field(default_factory=dict)
-    same_fault: dict[tuple[int, str], int] = field(default_factory=dict)
+    rank_faults: dict[int, int] = Field(default_factory=dict)
+    same_fault: dict[str, int] = Field(default_factory=dict)
     no_progress: int = 0
     best_step: int = 0
     incidents: int = 0
@@ -102,7 +112,7 @@ def decide(policy: Policy, history: History, root: FaultReport, *, replaced: boo
     if root.fatal == "before_first_step":
         return Decision("give_up", f"failed before the first step, no progress: {where}: {first_line}", 81)
     if root.fault_class not in _FROM_OUTSIDE:
-        key = (root.step or 0, root.fingerprint)
+        key = f"{root.step or 0}:{root.fingerprint}"
         history.same_fault[key] = history.same_fault.get(key, 0) + 1
         if root.step is None and history.best_step == 0 and history.same_fault[key] >= _SAME_BEFORE_ANY_STEP:
             return Decision("give_up", f"failed before the first step, no progress: {where}: {first_line}", 81)
