@@ -2,8 +2,9 @@
 
 What happens when a rank just leaves one out and goes on (torch 2.13, gloo, 4 ranks, FSDP2): its next collective takes
 the number of the one left out, the peers pair the two, the sizes differ, and gloo's check (`op.preamble.length <=
-op.nbytes`, tcp/pair.cc) throws in an I/O thread: SIGABRT in a ring neighbour, an *innocent* rank, within 20 ms. That is
-a crash of another rank, not the hang we want to study; with equal sizes it would be silent corruption.
+op.nbytes`, tcp/pair.cc) throws in an I/O thread: SIGABRT within 30 ms, in forward of an *innocent* neighbour, in
+backward of the guilty rank itself. That is a crash, not the hang we want to study; with equal sizes it would be silent
+corruption.
 
 So the guilty rank must issue nothing after the one it left out. Every collective issued from Python goes through a
 method of `ProcessGroup`; the next one called in the main thread returns a handle without sending anything, and
