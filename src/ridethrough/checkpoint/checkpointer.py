@@ -26,6 +26,8 @@ from typing import Any, Literal
 
 from ridethrough.checkpoint import apply, timeline
 from ridethrough.checkpoint.client import KeeperClient, any_client, client_for
+from ridethrough.checkpoint.copier import COPIER
+from ridethrough.checkpoint.dcpindex_torch import trusted
 from ridethrough.checkpoint.errors import CheckpointError, CheckpointTimeout
 from ridethrough.checkpoint.layout import Lineage
 from ridethrough.checkpoint.peers import Peers, host_identity
@@ -157,8 +159,9 @@ class Checkpointer:
         NoUsableCheckpoint (all are damaged), StateMismatch (of another state), CheckpointTimeout (a peer did
         not answer).
         """
-        peers, client = self._connect()
         began = time.monotonic()
+        self._hand_over()
+        peers, client = self._connect()
         client.ask(
             {"op": "drain", "root": str(self.root), "timeout_s": self.drain_timeout_s}, self.drain_timeout_s + 5.0
         )
@@ -255,10 +258,7 @@ class Checkpointer:
             if self._snapshotter is not None:
                 self._snapshotter.abandon(0.3)
         finally:
-            client, lineage = self._client, self.lineage
             self._let_go()
-            if client is not None and lineage is not None:
-                client.tell({"op": "seal", "root": str(self.root), "only": lineage.attempt(0)})
 
     # -- underneath -------------------------------------------------------------------------------------------------
     def _save(self, step: int, durable: bool) -> Ticket:
@@ -279,6 +279,13 @@ class Checkpointer:
         self._report("phase", t_ns=began, phase="save", edge="begin", step=step)
         self._report("phase", phase="save", edge="end", step=step)
         return ticket
+
+    def _hand_over(self) -> None:
+        """What an older generation of this process had staged reaches the keeper before any rank drains it."""
+        COPIER.flush(2.0)
+        known = any_client()
+        if known is not None:
+            known.ask({"op": "ping"}, 2.0)
 
     def _settle(self, ticket: Ticket) -> None:
         if self._snapshotter is not None and threading.current_thread() is threading.main_thread():
@@ -301,6 +308,7 @@ class Checkpointer:
                     "keep": self.keep,
                     "keep_every": self.keep_every,
                     "commit_timeout_s": self.commit_timeout_s,
+                    "metadata_by_torch": not trusted(),
                 },
             }
             self._snapshotter = Snapshotter(self.state, self._peers, self._client, base, self.slots, self._event)

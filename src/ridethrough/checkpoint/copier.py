@@ -85,6 +85,14 @@ class Copier:
                 self._thread.start()
         self._queue.put(task)
 
+    def flush(self, limit_s: float) -> bool:
+        """Wait until everything handed over so far is done; False when that takes longer than `limit_s`."""
+        if self._thread is None or not self._thread.is_alive():
+            return True
+        done = threading.Event()
+        self.submit(done.set)
+        return done.wait(limit_s)
+
     def _run(self) -> None:
         while True:
             task = self._queue.get()

@@ -200,13 +200,10 @@ class Keeper:
             self._seal_locked(message)
 
     def _seal_locked(self, message: dict[str, Any]) -> None:
-        """Older generations of this root write nothing more; with `only`, just that one (a generation was
-        abandoned)."""
-        only = message.get("only")
+        """Older generations of this root write nothing more."""
         for group in list(self.groups.values()):
-            mine = group.key[1] == only if only else group.key[1] != message.get("lineage")
-            if group.key[0] == message["root"] and mine:
-                for gone in group.seal("a newer generation has started", complete_too=not only):
+            if group.key[0] == message["root"] and group.key[1] != message.get("lineage"):
+                for gone in group.seal("a newer generation has started", complete_too=True):
                     self.release(group, gone, {"ev": "superseded", "reason": "generation over"})
         self.wake.notify_all()
 

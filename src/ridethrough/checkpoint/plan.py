@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from ridethrough.checkpoint.errors import CheckpointError
 from ridethrough.checkpoint.layout import digest
 from ridethrough.checkpoint.state import NamedTensor, State, local_of
-from ridethrough.checkpoint.template import ALIGN, Template, template
+from ridethrough.checkpoint.template import ALIGN, Template, template, works
 
 PAGE = 4096
 Signature = tuple[tuple[str, int, tuple[int, ...], tuple[int, ...], torch.dtype], ...]
@@ -44,7 +44,7 @@ class Plan:
     image_bytes: int
     signature: Signature
     layout_hash: str = ""
-    fenced_locals: list[torch.Tensor] = field(default_factory=list)
+    raw: bool = True  # the image is the file; False: torch writes the archives itself, from the image
 
 
 @dataclass(frozen=True)
@@ -96,6 +96,7 @@ def make_plan(state: State, tensors: Sequence[NamedTensor], rank: int, world_siz
     entries: list[dict[str, Any]] = []
     stored: dict[tuple[Any, ...], tuple[int, int, int]] = {}
     position = 0
+    raw = works()
     for number, (named, chunk, owner) in enumerate(zip(tensors, chunks, owners, strict=True)):
         if owner != rank:
             continue
@@ -115,15 +116,14 @@ def make_plan(state: State, tensors: Sequence[NamedTensor], rank: int, world_siz
             continue
         key = (local.data_ptr(), local.dtype, chunk.sizes, tuple(local.stride()), chunk.offsets)
         if key not in stored:
-            form = template(local.dtype, tuple(local.shape))
+            form = template(local.dtype, tuple(local.shape)) if raw else Template(b"", b"", _nbytes(local))
             stored[key] = (position, form.total_bytes, position + len(form.prefix))
             placed.append(Placed(local, position + len(form.prefix), form.data_bytes, named.fenced, form))
             position += -(-form.total_bytes // ALIGN) * ALIGN
         entry["f"] = 0
         entry["o"], entry["n"], entry["x"] = stored[key]
-    plan = Plan(placed, entries, -(-position // PAGE) * PAGE, signature(tensors))
+    plan = Plan(placed, entries, -(-position // PAGE) * PAGE, signature(tensors), raw=raw)
     plan.layout_hash = digest(json.dumps(entries, separators=(",", ":")).encode())
-    plan.fenced_locals = [local_of(n.tensor) for n in tensors if n.fenced]
     return plan
 
 
@@ -158,6 +158,10 @@ def replicated_hash(tensors: Sequence[NamedTensor]) -> str:
     """What the ranks compare before they share out plain tensors: names, shapes and dtypes of them all."""
     plain = [[n.fqn, list(n.tensor.shape), str(n.tensor.dtype)] for n in tensors if not isinstance(n.tensor, DTensor)]
     return digest(json.dumps(plain).encode())
+
+
+def _nbytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
 
 
 def _volume(shape: Sequence[int]) -> int:

@@ -12,6 +12,7 @@ the fence.
 from __future__ import annotations
 
 import io
+import threading
 import time
 import warnings
 import weakref
@@ -42,7 +43,19 @@ class _Pending:
     def __init__(self, plan: Plan, arena: Arena, ticket: Ticket, message: dict[str, Any], values: Values) -> None:
         self.plan, self.arena, self.ticket, self.message, self.values = plan, arena, ticket, message, values
         self.task: CopyTask | None = None
+        self.lock = threading.Lock()
         self.passed = False  # the fence has run, or the copy was synchronous
+        self.landed = False  # all data is in the arena
+        self.handed = False  # it went on to the keeper
+
+    def ready(self, *, passed: bool = False, landed: bool = False) -> bool:
+        """Note what has happened; True exactly once, to whoever completes it and so has to hand it on."""
+        with self.lock:
+            self.passed, self.landed = self.passed or passed, self.landed or landed
+            if not (self.passed and self.landed) or self.handed:
+                return False
+            self.handed = True
+            return True
 
 
 class Snapshotter:
@@ -88,7 +101,7 @@ class Snapshotter:
                 "durable": durable or synchronous,
                 "arena": arena.id,
                 "layout": plan.layout_hash,
-                "bytes": plan.image_bytes,
+                "bytes": plan.image_bytes if plan.raw else 0,
             }
             pending = _Pending(plan, arena, ticket, message, values)
             now = synchronous or self.synchronous_only
@@ -150,22 +163,37 @@ class Snapshotter:
                     },
                 )
             return
-        if pending.passed:
+        if pending.ready(landed=True):
             self._stage(pending)
 
     def _stage(self, pending: _Pending) -> None:
-        """Hand the snapshot to the keeper. Copy thread."""
+        """Hand the snapshot to the keeper; what goes wrong reaches the ticket. Copy thread."""
+        try:
+            self._submit(pending)
+        except Exception as error:  # a value that does not pickle raises anything at all
+            POOL.release(pending.arena.id)
+            text = f"{type(error).__name__}: {error}"
+            self.event(
+                pending.ticket,
+                {"ev": "failed", "error": text, "path": "packing the snapshot", "rank": self.peers.rank},
+            )
+
+    def _submit(self, pending: _Pending) -> None:
         plan = pending.plan
-        prime(pending.arena, plan)
         tail = bytearray()
-        entries = []
+        entries: list[dict[str, Any]] = []
+        if plan.raw:
+            prime(pending.arena, plan)
+        else:
+            _archive_by_torch(pending, tail, entries)
         for key, path, value in pending.values:
             blob = self._blob(key, value)
             entries.append({"k": key, "p": path, "f": 1, "o": len(tail), "n": len(blob)})
             tail += blob
         message = {**pending.message, "entries": entries, "tail_bytes": len(tail)}
         ticket, event = pending.ticket, self.event
-        submission = Submission(message, pending.arena, plan.entries, bytes(tail), lambda e: event(ticket, e))
+        known = plan.entries if plan.raw else []
+        submission = Submission(message, pending.arena, known, bytes(tail), lambda e: event(ticket, e))
         event(ticket, {"ev": "staged", "bytes": plan.image_bytes + len(tail)})
         self.client.stage(submission)
 
@@ -217,8 +245,7 @@ class Snapshotter:
 
     def _accept(self, pending: _Pending) -> None:
         self.pending = None
-        pending.passed = True
-        if pending.task is not None and pending.task.error is None:
+        if pending.ready(passed=True) and pending.task is not None and pending.task.error is None:
             COPIER.submit(lambda: self._stage(pending))
 
     def _discard(self, pending: _Pending, why: str) -> None:
@@ -254,6 +281,32 @@ class Snapshotter:
         self.pending = None
         self.plan = None
         self.state = State(rng=False)
+
+
+def _archive_by_torch(pending: _Pending, tail: bytearray, entries: list[dict[str, Any]]) -> None:
+    """Where torch's archives are not of the known form: let torch write them, out of the arena. Slower, and
+    said once."""
+    warnings.warn("this torch stores tensors in an unknown form; saves go through torch.save", stacklevel=2)
+    archives: dict[int, tuple[int, int, int]] = {}
+    for item in pending.plan.placed:
+        file = io.BytesIO()
+        view = target_view(pending.arena, item)
+        torch.save(view.clone(), file)
+        blob = file.getvalue()
+        raw = bytes(pending.arena.map[item.offset : item.offset + item.nbytes])
+        data_at = blob.find(raw)
+        if data_at < 0:
+            raise CheckpointError(
+                "torch.save does not store a tensor's bytes as they are: no checkpoint can be written"
+            )
+        archives[item.offset] = (len(tail), len(blob), len(tail) + data_at)
+        tail += blob
+    for entry in pending.plan.entries:
+        if entry["f"] is None:
+            entries.append(entry)
+        else:
+            start, size, data_at = archives[entry["x"]]
+            entries.append({**entry, "f": 1, "o": start, "n": size, "x": data_at})
 
 
 def _equal(plan: Plan, arena: Arena, sample: bool) -> bool:

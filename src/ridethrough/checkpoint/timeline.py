@@ -26,12 +26,13 @@ from ridethrough.checkpoint.errors import (
 from ridethrough.checkpoint.peers import Peers
 from ridethrough.checkpoint.restore import Index
 
+_JOB = ("RIDETHROUGH_JOB", "RIDETHROUGH_RUN_DIR", "TORCHELASTIC_RUN_ID", "RIDETHROUGH_EPOCH", "RIDETHROUGH_AGENT")
 _plain_script = secrets.token_hex(8)
 
 
 def job_identity() -> str:
     """Which launch this process belongs to: alike for all its generations, different for the next launch."""
-    parts = [os.environ.get(name, "") for name in ("RIDETHROUGH_RUN_DIR", "TORCHELASTIC_RUN_ID", "RIDETHROUGH_EPOCH")]
+    parts = [os.environ.get(name, "") for name in _JOB]
     return "|".join(parts) if "RIDETHROUGH_GENERATION" in os.environ else _plain_script
 
 
@@ -57,7 +58,7 @@ def claim(root: Path, resumed_from: int | None, base: str | None, world_size: in
                 )
             if generation > last[1]:
                 epoch, number = last[0], generation
-            elif "RIDETHROUGH_EPOCH" in os.environ and generation < last[1]:
+            elif generation < last[1]:
                 raise StaleGeneration(
                     f"{root}: generation {last[0]}.{last[1]} of this job has already started from here"
                 )

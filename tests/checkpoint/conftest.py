@@ -1,0 +1,118 @@
+"""A small training state in this process, and real ranks running `trainee.py`."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ridethrough.checkpoint import Checkpointer, State
+
+HERE = Path(__file__).parent
+
+
+class Job:
+    """One rank, no process group: dropout, batch norm, Adam. The state after step s is a pure function of s."""
+
+    def __init__(self, root: Path, width: int = 16, **options: Any) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(width, width), nn.Dropout(0.1), nn.BatchNorm1d(width))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
+        self.state = State(model=self.model, optimizer=self.optimizer, note="n")
+        self.checkpointer = Checkpointer(root, self.state, **options)
+        self.width = width
+
+    def train(self, step: int) -> None:
+        self.model(torch.randn(4, self.width)).pow(2).mean().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def run(self, start: int, stop: int) -> None:
+        for step in range(start + 1, stop + 1):
+            self.train(step)
+            self.checkpointer.step(step)
+
+    def bytes(self) -> bytes:
+        tensors = [*self.model.parameters(), *self.model.buffers()]
+        tensors += [v for s in self.optimizer.state.values() for _k, v in sorted(s.items())]
+        flat = [t.detach().contiguous().reshape(-1).view(torch.uint8) for t in tensors]
+        return torch.cat(flat).numpy().tobytes()
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Any]:
+    """job(root=..., **options) makes a Job whose checkpointer is let go at the end of the test."""
+    made: list[Job] = []
+
+    def make(root: Path | None = None, **options: Any) -> Job:
+        made.append(Job(root or tmp_path / "ckpt", **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.checkpointer.abandon()
+
+
+def reference(steps: int, width: int = 16) -> bytes:
+    """The state's bytes after so many undisturbed steps."""
+    torch.manual_seed(0)
+    plain = Job.__new__(Job)
+    plain.width = width
+    plain.model = nn.Sequential(nn.Linear(width, width), nn.Dropout(0.1), nn.BatchNorm1d(width))
+    plain.optimizer = torch.optim.AdamW(plain.model.parameters(), lr=1e-2)
+    for step in range(1, steps + 1):
+        plain.train(step)
+    return plain.bytes()
+
+
+@pytest.fixture
+def undisturbed() -> Any:
+    return reference
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+@pytest.fixture(scope="session")
+def forker() -> Iterator[Any]:
+    """One process that has imported torch and forks ranks; ended with the session."""
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE)}
+    command = [sys.executable, str(HERE / "trainee.py")]
+    with subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        yield process
+        assert process.stdin is not None
+        process.stdin.close()
+        process.wait(20)
+
+
+@pytest.fixture
+def ranks(forker: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """ranks(world, env=..., **spec) runs that many gloo ranks of trainee.py; returns [(exit code, {key: value})]."""
+
+    def run(world: int, env: dict[str, str] | None = None, timeout_s: float = 60.0, **spec: Any) -> list[Any]:
+        folder = tmp_path_factory.mktemp("ranks")
+        base = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(world), **(env or {})}
+        specs = [[{**base, "RANK": str(rank)}, spec] for rank in range(world)]
+        forker.stdin.write(json.dumps({"specs": specs, "out": str(folder), "timeout_s": timeout_s}) + "\n")
+        forker.stdin.flush()
+        codes = json.loads(forker.stdout.readline())
+        results = []
+        for index, code in enumerate(codes):
+            said = [json.loads(line) for line in (folder / f"{index}.out").read_text().splitlines()]
+            merged = {k: v for one in said for k, v in one.items()}
+            results.append((code, {**merged, "stderr": (folder / f"{index}.err").read_text()}))
+        return results
+
+    return run
