@@ -47,9 +47,10 @@ def endless(loader: Any) -> Iterator[list[int]]:
             yield torch.as_tensor(batch).tolist()
 
 
-def train(loader: Any, root: Path, until: int, seed: int = 5) -> dict[int, list[int]]:
+def train(make: Any, root: Path, until: int, seed: int = 5) -> dict[int, list[int]]:
     """Steps up to `until`, saving each fourth; step -> samples. Stops without a last save, as a killed process does."""
     torch.manual_seed(seed)
+    loader = make()  # torchdata's sampler draws when it is made
     layer = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.01)
     checkpointer = Checkpointer(root, State(model=layer, optimizer=optimizer, loader=loader), every=4, mode="sync")
@@ -67,9 +68,9 @@ def train(loader: Any, root: Path, until: int, seed: int = 5) -> dict[int, list[
 
 @pytest.mark.parametrize("make", [CountingLoader, lambda: stateful(0), lambda: stateful(2)], ids=["own", "0", "2"])
 def test_a_resumed_loader_goes_on_where_the_saved_one_stood(make: Any, tmp_path: Path) -> None:
-    whole = train(make(), tmp_path / "whole", 20)
-    cut = train(make(), tmp_path / "cut", 10)
-    resumed = train(make(), tmp_path / "cut", 20, seed=99)
+    whole = train(make, tmp_path / "whole", 20)
+    cut = train(make, tmp_path / "cut", 10)
+    resumed = train(make, tmp_path / "cut", 20, seed=99)
     assert sorted(resumed) == list(range(9, 21))
     assert {**cut, **resumed} == whole
     if make is not CountingLoader:
