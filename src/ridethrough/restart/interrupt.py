@@ -20,16 +20,19 @@ _NOT_IN_FILES = (
     "<frozen importlib",
     "/importlib/",
     "/logging/__init__.py",
-    "/threading.py",
     "/torch/_dynamo/",
     "/torch/_inductor/",
-    "/torch/autograd/grad_mode.py",
-    "/torch/amp/autocast_mode.py",
-    "/torch/utils/_contextlib.py",
     "/ridethrough/restart/",
     "/ridethrough/checkpoint/",
     "/ridethrough/ledger/",
 )
+_NOT_INNERMOST_IN = (
+    "/threading.py",
+    "/torch/autograd/grad_mode.py",
+    "/torch/amp/autocast_mode.py",
+    "/torch/utils/_contextlib.py",
+)
+_WRAPPER = ("/torch/_dynamo/eval_frame.py", "_fn")
 # Functions of ours that call the user's code. Below it they are harmless, but not where they are at work themselves.
 _CALLERS = frozenset(
     {"run", "call", "loop", "_generation", "_call", "notify", "__enter__", "steps", "_begin_step", "_save"}
@@ -85,6 +88,11 @@ def _harmless(frame: FrameType | None) -> bool:
     innermost = True
     while frame is not None:
         name = frame.f_code.co_filename
+        if innermost and any(part in name for part in _NOT_INNERMOST_IN):
+            return False
+        if not innermost and name.endswith(_WRAPPER[0]) and frame.f_code.co_name == _WRAPPER[1]:
+            frame = frame.f_back
+            continue
         calls_user = not innermost and "/ridethrough/restart/" in name and frame.f_code.co_name in _CALLERS
         if not calls_user and any(part in name for part in _NOT_IN_FILES):
             return False
