@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from ridethrough.train.__main__ import main, parse_args
+from ridethrough.train.__main__ import main
 from ridethrough.train.config import ConfigError, TrainConfig, check, parse
 from ridethrough.train.corpus import load_corpus
+from ridethrough.train.options import parse_args
 
 
 def test_options_and_defaults(tmp_path: Path) -> None:
@@ -96,7 +97,7 @@ def test_the_command_exits_with_two_and_one_line(argv: list[str], capsys: pytest
 
 def test_checking_imports_no_torch() -> None:
     code = (
-        "import sys; from ridethrough.train.__main__ import parse_args; from ridethrough.train.config import check; "
+        "import sys; from ridethrough.train.options import parse_args; from ridethrough.train.config import check; "
         "check(parse_args([]), 2); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd="/tmp").returncode == 0

@@ -112,7 +112,7 @@ def parse(values: dict[str, Any]) -> TrainConfig:
 def _sentence(error: Any) -> str:
     flag = "--" + "-".join(str(part) for part in error["loc"]).replace("_", "-")
     if error["type"] == "extra_forbidden":
-        return f"{flag}: no such option; `ridethrough train --help` lists them"
+        return f"{flag}: no such option; `ridethrough train --options` lists them"
     return f"{flag} {error['input']}: {error['msg'][0].lower()}{error['msg'][1:]}"
 
 

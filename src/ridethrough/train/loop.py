@@ -116,7 +116,8 @@ def train(run: Run, config: TrainConfig) -> None:
                 progress.val_loss = evaluate(model, validation, device)
             run.log(val_loss=progress.val_loss)
         if run.rank == 0 and config.log_every and (step % config.log_every == 0 or step == config.steps):
-            print(f"step {step}/{config.steps} loss {progress.loss:.4f} val {progress.val_loss:.4f}", flush=True)
+            validated = "" if math.isnan(progress.val_loss) else f" val {progress.val_loss:.4f}"
+            print(f"step {step}/{config.steps} loss {progress.loss:.4f}{validated}", flush=True)
 
     loader.close()
     if step == config.steps:  # otherwise a planned stop: the next job goes on from the last save
