@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +14,7 @@ from ridethrough.ledger.rundir import RunDir, RunDirError, create_run, runs_root
 
 if TYPE_CHECKING:
     from ridethrough.faults.schedule import Schedule
-    from ridethrough.generation.policy import Policy
+    from ridethrough.launch.config import LaunchConfig
 
 _LAUNCH = "Launch"
 _RUN = "Run folder and output"
@@ -92,6 +93,24 @@ def num_workers(text: str) -> int:
     return int(text)
 
 
+def node_range(text: str) -> tuple[int, int]:
+    """`--nnodes MIN:MAX` or a number. Raises ValueError, one line with the remedy."""
+    least, _, most = text.partition(":")
+    if not least.isdigit() or not (most or least).isdigit() or not 1 <= int(least) <= int(most or least):
+        raise ValueError(f"--nnodes {text}: give a number of at least 1, or MIN:MAX")
+    return int(least), int(most or least)
+
+
+def host_and_port(flag: str, text: str, default_port: int) -> tuple[str, int]:
+    """HOST[:PORT]. Raises ValueError, one line with the remedy."""
+    host, colon, port = text.rpartition(":")
+    if not colon:
+        host, port = text, str(default_port)
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise ValueError(f"{flag} {text}: give HOST:PORT, like node0.example:29500")
+    return host, int(port)
+
+
 def check_machine(workers: int) -> None:
     """Raises ValueError if this machine can't hold so many ranks: each needs about 300 MB for torch alone."""
     from ridethrough.health.cgroup import available_memory_bytes
@@ -106,47 +125,32 @@ def check_machine(workers: int) -> None:
 
 
 def start_job(
-    command: list[str],
+    launch_config: LaunchConfig,
     *,
-    workers: int,
     config: dict[str, Any],
-    argv: list[str],
     runs: Path | None,
     run_id: str | None,
     schedule: Schedule | None,
-    policy: Policy,
-    preload: list[str],
-    quiet: bool,
-    no_python: bool = False,
-    master_port: int = 0,
-    log_dir: Path | None = None,
 ) -> int:
-    """Makes the run folder, launches the job and returns its exit code. Exits with 2 if the folder can't be used."""
-    from ridethrough.launch.config import LaunchConfig
+    """Makes the run folder, launches the job and returns its exit code. Exits with 2 if the folder can't be used.
+
+    `config` identifies the job: a run folder belongs to one config for ever.
+    """
     from ridethrough.launch.launcher import launch
 
-    with usage_errors(RunDirError):
+    def open_run(named: str | None) -> RunDir:
         run = create_run(
             runs_root(runs),
-            run_id=run_id,
+            run_id=run_id or named,
             config=config,
-            command=argv,
+            command=sys.argv,
             schedule_hash=schedule.hash if schedule is not None else None,
         )
-    return launch(
-        LaunchConfig(
-            command=command,
-            num_workers=workers,
-            policy=policy,
-            preload=preload,
-            env=_fault_environment(run, schedule),
-            echo=not quiet,
-            no_python=no_python,
-            master_port=master_port,
-            log_dir=log_dir,
-        ),
-        run,
-    )
+        launch_config.env.update(_fault_environment(run, schedule))
+        return run
+
+    with usage_errors(RunDirError):
+        return launch(launch_config, open_run)
 
 
 def _fault_environment(run: RunDir, schedule: Schedule | None) -> dict[str, str]:

@@ -17,7 +17,12 @@ from ridethrough.version import __version__
 COMMANDS = {
     "demo": ("ridethrough.cli.demo", "The main job with its proof: train through faults, compare the bits."),
     "run": ("ridethrough.cli.run", "Launch a script protected."),
+    "coordinator": ("ridethrough.cli.coordinator", "The coordinator alone, so that any training machine may die."),
     "train": ("ridethrough.cli.train", "The reference job: a Llama with FSDP2 on real text."),
+    "status": ("ridethrough.cli.status", "What a run is doing now: step, goodput, checkpoints, open incident."),
+    "runs": ("ridethrough.cli.runs", "All runs: ls, show, search, compare, note, export."),
+    "report": ("ridethrough.cli.report", "Write a run's HTML report."),
+    "schema": ("ridethrough.cli.schema", "The ledger's events as JSON Schema."),
     "env": ("ridethrough.cli.env", "Versions, machine, limits and GPUs, for a bug report."),
     "exit-codes": ("ridethrough.cli.exit_codes", "Exit codes and whether an orchestrator should try again."),
     "faults": ("ridethrough.cli.faults", "Fault schedules (plan) and kinds of fault (kinds)."),

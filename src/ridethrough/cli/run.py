@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -24,9 +23,64 @@ def run(
     nnodes: Annotated[
         str,
         typer.Option(
-            "--nnodes", metavar="N", help="Machines; more than one is not there yet.", rich_help_panel="Launch"
+            "--nnodes",
+            metavar="N|MIN:MAX",
+            help="Machines; with a range the job may shrink to MIN.",
+            rich_help_panel="Several machines",
         ),
     ] = "1",
+    rdzv_endpoint: Annotated[
+        str | None,
+        typer.Option(
+            "--rdzv-endpoint",
+            "--rdzv_endpoint",
+            metavar="HOST[:PORT]",
+            help="Where the coordinator is: `ridethrough coordinator`, or the machine that HOST names, which "
+            "then hosts it beside its agent.",
+            rich_help_panel="Several machines",
+        ),
+    ] = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--token-file",
+            "--token_file",
+            metavar="FILE",
+            help="The job's secret, the same on every machine; else RIDETHROUGH_TOKEN.",
+            rich_help_panel="Several machines",
+        ),
+    ] = None,
+    local_addr: Annotated[
+        str | None,
+        typer.Option(
+            "--local-addr",
+            "--local_addr",
+            metavar="HOST",
+            help="This machine's address for its peers; else the one that reaches the coordinator.",
+            rich_help_panel="Several machines",
+        ),
+    ] = None,
+    node_wait: Annotated[
+        float,
+        typer.Option(
+            "--node-wait",
+            "--node_wait",
+            min=0,
+            metavar="SECONDS",
+            help="Wait for a machine in a lost one's place before shrinking or giving up.",
+            rich_help_panel="Several machines",
+        ),
+    ] = 300.0,
+    lease: Annotated[
+        float,
+        typer.Option(
+            "--lease",
+            min=0.5,
+            metavar="SECONDS",
+            help="A machine that was not heard of for so long is lost.",
+            rich_help_panel="Several machines",
+        ),
+    ] = 5.0,
     standalone: Annotated[
         bool,
         typer.Option("--standalone", help="One machine, free ports; that is the default.", rich_help_panel="Launch"),
@@ -101,12 +155,13 @@ def run(
 
         ridethrough run --nproc-per-node 4 train.py --lr 3e-4
         ridethrough run --nproc-per-node gpu -m mypackage.train
+        ridethrough run --nnodes 2 --rdzv-endpoint node0:29500 --token-file job.token --nproc-per-node 8 train.py
         ridethrough run --nproc-per-node 4 --fault-at sigkill:1:20 --fault-steps 100 train.py
     """
     from ridethrough.generation.policy import Policy
+    from ridethrough.launch.config import LaunchConfig
+    from ridethrough.launch.handshake import read_token
 
-    if nnodes not in ("1", "1:1"):
-        fail(f"--nnodes {nnodes}: this version launches on one machine; leave it out")
     if not ctx.args:
         fail("which script? ridethrough run [OPTIONS] SCRIPT [ARGS]; --help explains")
     script = ctx.args[0]
@@ -115,31 +170,42 @@ def run(
     with usage_errors(ValueError):
         workers = la.num_workers(nproc_per_node)
         la.check_machine(workers)
+        least, most = la.node_range(nnodes)
+        endpoint = la.host_and_port("--rdzv-endpoint", rdzv_endpoint, 29500) if rdzv_endpoint else None
+        token = read_token(token_file)
+    if most > 1 and (endpoint is None or not token):
+        fail("several machines need --rdzv-endpoint HOST:PORT and --token-file FILE, the same on each of them")
     schedule = fo.schedule_from_options(
         count=fault_count,
         seed=fault_seed,
         types=fault_types,
         weights=fault_type_weights,
         steps=fault_steps,
-        world_size=workers,
+        world_size=workers * most,
         phases=fault_phases,
         at_once=fault_at_once,
         at=fault_at,
         file=fault_schedule,
     )
     code = la.start_job(
-        ["-m", *ctx.args] if module else list(ctx.args),
-        workers=workers,
-        config={"script": ctx.args, "nproc_per_node": workers, "max_restarts": max_restarts},
-        argv=sys.argv,
+        LaunchConfig(
+            command=["-m", *ctx.args] if module else list(ctx.args),
+            num_workers=workers,
+            no_python=no_python,
+            policy=Policy(max_restarts=max_restarts, stop_grace_s=stop_grace, node_wait_s=node_wait, lease_s=lease),
+            preload=preload or [],
+            min_nodes=least,
+            max_nodes=most,
+            endpoint=endpoint,
+            address=local_addr,
+            token=token,
+            master_port=master_port,
+            echo=not quiet,
+            log_dir=log_dir,
+        ),
+        config={"script": ctx.args, "nproc_per_node": workers, "nnodes": nnodes, "max_restarts": max_restarts},
         runs=runs,
         run_id=run_id,
         schedule=schedule,
-        policy=Policy(max_restarts=max_restarts, stop_grace_s=stop_grace),
-        preload=preload or [],
-        quiet=quiet,
-        no_python=no_python,
-        master_port=master_port,
-        log_dir=log_dir,
     )
     raise typer.Exit(code)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
@@ -54,6 +53,7 @@ def train(
         ridethrough train --nproc-per-node 2 --fault-count 3 --fault-types exception,sigkill
     """
     from ridethrough.generation.policy import Policy
+    from ridethrough.launch.config import LaunchConfig
     from ridethrough.train.__main__ import parse_args
     from ridethrough.train.config import ConfigError, check
 
@@ -77,15 +77,16 @@ def train(
         file=fault_schedule,
     )
     code = la.start_job(
-        ["-m", "ridethrough.train", *ctx.args],
-        workers=workers,
+        LaunchConfig(
+            command=["-m", "ridethrough.train", *ctx.args],
+            num_workers=workers,
+            policy=Policy(max_restarts=max_restarts, stop_grace_s=stop_grace),
+            preload=_PRELOAD,
+            echo=not quiet,
+        ),
         config={"train": config.model_dump(), "nproc_per_node": workers},
-        argv=sys.argv,
         runs=runs,
         run_id=run_id,
         schedule=schedule,
-        policy=Policy(max_restarts=max_restarts, stop_grace_s=stop_grace),
-        preload=_PRELOAD,
-        quiet=quiet,
     )
     raise typer.Exit(code)

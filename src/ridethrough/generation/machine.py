@@ -40,7 +40,7 @@ class GenerationMachine:
         self.phase: Phase = "forming"
         self.generation = 0
         self.plan: Plan | None = None
-        self._epoch = epoch
+        self.epoch = epoch
         self._min_nodes, self._max_nodes = min_nodes, max_nodes
         self._last_join_s = 0.0
         self._short_since_s: float | None = None
@@ -90,7 +90,7 @@ class GenerationMachine:
         fresh = self.generation == 0 or self.phase == "learning"
         if self.members.place_of(event.node) is not None:
             return
-        if not fresh or place is None or plan.generation < self.generation or plan.epoch >= self._epoch:
+        if not fresh or place is None or plan.generation < self.generation or plan.epoch >= self.epoch:
             for snapshot in event.workers:
                 why = "it belongs to a generation that is over"
                 self._out.append(m.Kill(node=event.node, worker=snapshot.worker, why=why))
@@ -327,7 +327,7 @@ class GenerationMachine:
         root = root_cause(self._reports)
         if self._stepped or not self._incident:
             self._attempts = 0
-            self._incident = f"{self._epoch}.{self.generation}"
+            self._incident = f"{self.epoch}.{self.generation}"
         self._attempts += 1
         self._stepped = False
         if self._stop is not None:
@@ -397,7 +397,7 @@ class GenerationMachine:
             self._out.append(m.OpenStore(node=self._store_node, serial=self._serial))
 
     def _prefix(self, generation: int) -> str:
-        return f"ridethrough/{self._epoch}.{generation}.{self._serial}/"
+        return f"ridethrough/{self.epoch}.{generation}.{self._serial}/"
 
     def _fill_slots(self, now_s: float) -> None:
         store = self._store or ""
@@ -408,7 +408,7 @@ class GenerationMachine:
                 if holder is not None:
                     continue
                 self._spawned += 1
-                worker = Worker(f"w{self._epoch}-{self._spawned}", node.id, local_rank, now_s)
+                worker = Worker(f"w{self.epoch}-{self._spawned}", node.id, local_rank, now_s)
                 self.members.place(worker)
                 self._out.append(
                     m.Spawn(
@@ -434,7 +434,7 @@ class GenerationMachine:
             for i, node in enumerate(self.members.active)
         )
         plan = Plan(
-            epoch=self._epoch,
+            epoch=self.epoch,
             generation=self.generation,
             nodes=nodes,
             store=self._store,

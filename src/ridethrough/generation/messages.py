@@ -133,6 +133,39 @@ class StepAt(_Message):
     step: int
 
 
+class Situation(_Message):
+    """Where a rank is, for finding out who holds up the others. `within_cap`: it is in a phase that may take long,
+    and has not yet. `since_ns` is its last sign of progress, on its own host's monotonic clock."""
+
+    worker: str
+    pid: int
+    phase: str
+    step: int
+    collectives: int
+    within_cap: bool
+    since_ns: int
+
+
+class HangSuspected(_Message):
+    """Ranks of one node stand still. Whether they are guilty or wait for others only all nodes together can tell."""
+
+    kind: Literal["hang_suspected"] = "hang_suspected"
+    node: str
+    generation: int
+    age_s: float
+    deadline_s: float
+    situations: dict[int, Situation]
+
+
+class Inspected(_Message):
+    """A node's answer to `Inspect`: its ranks' situations."""
+
+    kind: Literal["inspected"] = "inspected"
+    node: str
+    generation: int
+    situations: dict[int, Situation]
+
+
 class Tick(_Message):
     """Time passes; sent several times a second so that limits are noticed."""
 
@@ -152,6 +185,8 @@ Event = Annotated[
     | StoreOpened
     | StopRequested
     | StepAt
+    | HangSuspected
+    | Inspected
     | Tick,
     Field(discriminator="kind"),
 ]
@@ -227,6 +262,14 @@ class StopAt(_Message):
     step: int
 
 
+class Inspect(_Message):
+    """A hang is suspected somewhere: say at once where the node's ranks are."""
+
+    kind: Literal["inspect"] = "inspect"
+    node: str
+    generation: int
+
+
 class AllOut(_Message):
     """Every survivor has left the generation (for the ledger)."""
 
@@ -256,7 +299,7 @@ class JobDone(_Message):
 
 
 Action = Annotated[
-    OpenStore | Spawn | Enter | Leave | Kill | AskStep | StopAt | AllOut | IncidentDecided | JobDone,
+    OpenStore | Spawn | Enter | Leave | Kill | AskStep | StopAt | Inspect | AllOut | IncidentDecided | JobDone,
     Field(discriminator="kind"),
 ]
 

@@ -60,8 +60,8 @@ _IN_STEP_CODES = frozenset(_CODE[name] for name in IN_STEP)
 class Reading:
     """One look at a page. `step` is the step in progress; `last_step_ns` how long the last finished one took;
     `num_steps` counts steps finished by this process; `collectives` counts collectives begun on the default group;
-    `resumed_ns` is when the rank last came back into its step from a phase with a cap of its own; `recent_ns` are the durations of the last
-    steps of this process, the newest last."""
+    `resumed_ns` is when the rank last came back into its step from a phase with a cap of its own; `recent_ns` are the
+    durations of the last steps of this process, the newest last."""
 
     generation: int
     step: int

@@ -88,6 +88,12 @@ class Judge:
         worst = inside[guilty[0]]
         return Verdict(guilty, worst.phase, worst.step, max(ages_s), deadline_s)
 
+    def within_cap(self, now_ns: int, x: Reading) -> bool:
+        """Whether the rank is in a phase that may take long, and that has not yet."""
+        if x.phase in IN_STEP or x.phase in ("outside", "held"):
+            return False
+        return (now_ns - self._grace_ns - x.phase_ns) / _S <= self._cap_s(x)
+
     def _guilty(self, inside: Mapping[int, Reading]) -> tuple[int, ...]:
         lowest = min(x.step for x in inside.values())
         behind = {r: x for r, x in inside.items() if x.step == lowest}

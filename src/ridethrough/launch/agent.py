@@ -24,6 +24,8 @@ from typing import Any
 
 from ridethrough.generation import messages as m
 from ridethrough.generation.faults import FaultReport
+from ridethrough.generation.membership import WorkerState
+from ridethrough.generation.plan import Plan
 from ridethrough.generation.wire import Decoder, WireError, encode
 from ridethrough.health.heartbeat import HeartbeatPage
 from ridethrough.launch import linux
@@ -39,6 +41,7 @@ from ridethrough.ledger.recorder import Recorder
 from ridethrough.ledger.rundir import RunDir
 
 _GONE_LIMIT_S = 10.0
+_STATE_AFTER: dict[str, WorkerState] = {"ready": "ready", "entered": "inside", "finished": "finished"}
 
 
 class NodeAgent:
@@ -49,9 +52,10 @@ class NodeAgent:
     """
 
     def __init__(
-        self, config: LaunchConfig, run: RunDir, recorder: Recorder, report: Callable[[m.Event], None]
+        self, config: LaunchConfig, run: RunDir, recorder: Recorder, report: Callable[[m.Event], None], address: str
     ) -> None:
-        self.node = f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
+        self.name = socket.gethostname()
+        self.node = f"{self.name}-{uuid.uuid4().hex[:8]}"
         self.config = config
         self.run = run
         self._recorder = recorder
@@ -62,7 +66,7 @@ class NodeAgent:
         self._workers: dict[str, WorkerProcess] = {}
         self._slots: dict[int, WorkerProcess] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._store = StoreHost(config.address, config.master_port)
+        self._store = StoreHost(address, config.master_port)
         base_env = worker_environment(config, run, self._folder, self._job)
         self._forker = Forker(job_mark=self._mark, folder=str(self._folder), preload=config.preload, env=base_env)
         self._keeper = KeeperProcess(self._folder / "keeper.sock", run)
@@ -71,7 +75,8 @@ class NodeAgent:
         self._oom_kills = linux.oom_kills()
         self._server: asyncio.Server | None = None
         self._stopping = False
-        self._notice = ""
+        self._started = False
+        self._plan: Plan | None = None
 
     # --- life --------------------------------------------------------------------------------------------------------
 
@@ -89,7 +94,27 @@ class NodeAgent:
         if not self.config.no_python and not await self._forker.ready():
             print(f"ridethrough: workers are started anew instead of forked: {self._forker.note}", file=sys.stderr)
         self._spawn_task(self._watch.loop())
-        self._report(m.NodeJoined(node=self.node, name=socket.gethostname(), num_workers=self.config.num_workers))
+        self._started = True
+        self.join()
+
+    def join(self) -> None:
+        """Tells the machine that this node is there; to a coordinator that has just been started again, what it is."""
+        if not self._started:
+            return
+        if self._plan is None:
+            self._report(m.NodeJoined(node=self.node, name=self.name, num_workers=self.config.num_workers))
+            return
+        workers = tuple(
+            m.WorkerSnapshot(worker=w.id, local_rank=w.local_rank, state=w.state, attached=w.writer is not None)
+            for w in self._slots.values()
+            if not w.gone.is_set()
+        )
+        self._report(m.NodeRejoined(node=self.node, name=self.name, plan=self._plan, workers=workers))
+
+    def abandon_workers(self, why: str) -> None:
+        """Ends every worker; the keeper with its snapshots stays."""
+        for worker in list(self._workers.values()):
+            self._kill(worker, why)
 
     async def stop(self, grace_s: float) -> None:
         """Ends what still runs: SIGTERM, `grace_s` seconds, SIGKILL to whole trees. Leaves nothing behind."""
@@ -142,6 +167,9 @@ class NodeAgent:
             self._broadcast({"t": "ask_step", "generation": action.generation, "cause": action.cause})
         elif isinstance(action, m.StopAt):
             self._broadcast({"t": "stop_at", "generation": action.generation, "step": action.step})
+        elif isinstance(action, m.Inspect):
+            situations = self._watch.situations()
+            self._report(m.Inspected(node=self.node, generation=action.generation, situations=situations))
 
     def release(self, code: int) -> None:
         """The job is over: workers that wait in `rt.run` go on behind it."""
@@ -266,13 +294,14 @@ class NodeAgent:
         mine = plan.for_node(self.node)
         if mine is None:
             return
+        self._plan = plan
         master, _, port = plan.store.rpartition(":")
         self._watch.generation_begins(plan.generation)
         for local_rank, name in enumerate(mine.workers):
             worker = self._workers.get(name)
             if worker is None:
                 continue
-            worker.rank, worker.generation = mine.first_rank + local_rank, plan.generation
+            worker.rank, worker.generation, worker.state = mine.first_rank + local_rank, plan.generation, "entering"
             worker.log.switch(plan.generation, worker.rank)
             self._send(
                 worker,
@@ -305,7 +334,7 @@ class NodeAgent:
                 await asyncio.sleep(0.25)
         else:
             print(
-                f"ridethrough: port {self.config.master_port} on {self.config.address} stays in use: {last}",
+                f"ridethrough: port {self.config.master_port} on {self._store.address} stays in use: {last}",
                 file=sys.stderr,
             )
             self._report(m.StopRequested(cause=f"port {self.config.master_port} in use", code=2, grace_s=0.0))
@@ -349,6 +378,7 @@ class NodeAgent:
     def _from_worker(self, worker: WorkerProcess, message: dict[str, Any]) -> None:
         self._watch.flush()
         kind = message["t"]
+        worker.state = _STATE_AFTER.get(kind, worker.state)
         if kind == "ready":
             self._report(
                 m.WorkerReady(worker=worker.id, left=message["generation"], inventory=message.get("inventory", {}))

@@ -14,7 +14,7 @@ class LaunchConfig(BaseModel):
     """One node's part of a job. `command` is [script.py, args...] or ["-m", module, args...]; with `no_python` it is
     a program and its arguments."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(extra="forbid")
 
     command: list[str]
     num_workers: int = Field(1, ge=1, description="Ranks on this node.")
@@ -22,7 +22,11 @@ class LaunchConfig(BaseModel):
     policy: Policy = Policy()
     preload: list[str] = Field(default_factory=list, description="Modules that the zygote imports beforehand.")
     env: dict[str, str] = Field(default_factory=dict, description="Added to every worker's environment.")
-    address: str = "127.0.0.1"
+    min_nodes: int = Field(1, ge=1, description="Least number of nodes that may train.")
+    max_nodes: int = Field(1, ge=1, description="Nodes that train if they are there; more stand by.")
+    endpoint: tuple[str, int] | None = Field(None, description="Host and port of the coordinator; None: one node.")
+    address: str | None = Field(None, description="This node's own address for its peers; None: found out.")
+    token: str = Field("", description="Known to every agent and coordinator of the job.", repr=False)
     master_port: int = Field(0, ge=0, le=65535, description="Port of the first store; 0 takes a free one.")
     echo: bool = Field(True, description="Show the workers' output with the rank as prefix.")
     cwd: str = Field(default_factory=os.getcwd)

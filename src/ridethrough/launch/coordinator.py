@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from ridethrough.generation import messages as m
 from ridethrough.generation.faults import FaultReport
 from ridethrough.generation.machine import GenerationMachine
+from ridethrough.launch.epoch import ClaimLost, check_claim
+from ridethrough.launch.inquest import Inquest
 from ridethrough.ledger.recorder import Recorder
 
 _TICK_S = 0.05
@@ -19,14 +22,16 @@ class Coordinator:
     """`deliver(node, action)`, to be set before the first event, sends an action to a node's agent. All methods run on
     one event loop, in one thread."""
 
-    def __init__(self, machine: GenerationMachine, recorder: Recorder) -> None:
+    def __init__(self, machine: GenerationMachine, recorder: Recorder, run_dir: Path) -> None:
         self.machine = machine
+        self._run_dir = run_dir
         self.deliver: Callable[[str, m.Action], None] = lambda node, action: None
         self._recorder = recorder
         self._pids: dict[str, int] = {}
         self._queue: list[m.Event] = []
         self._busy = False
         self._all_out_ns: int | None = None
+        self._inquest = Inquest(lambda ask: self.deliver(ask.node, ask), self._convicted)
         self.last_incident: m.IncidentDecided | None = None
         self.done: asyncio.Future[m.JobDone] = asyncio.get_running_loop().create_future()
 
@@ -48,14 +53,29 @@ class Coordinator:
             await asyncio.sleep(_TICK_S)
             self.post(m.Tick())
 
+    def _convicted(self, report: FaultReport) -> None:
+        self.post(m.WorkerFaulted(report=report))
+
     def _handle(self, event: m.Event) -> None:
+        plan = self.machine.plan
+        if isinstance(event, m.HangSuspected):
+            if plan is not None and self.machine.phase == "running":
+                self._inquest.open(event, plan)
+            return
+        if isinstance(event, m.Inspected):
+            self._inquest.answer(event)
+            return
         reports = [event.report] if isinstance(event, (m.WorkerFaulted, m.WorkerExited)) and event.report else []
         phase = self.machine.phase
         for report in reports:
             if phase != "done" and (report.generation == self.machine.generation or isinstance(event, m.WorkerExited)):
                 self._record_fault(report)
         for action in self.machine.handle(event, time.monotonic()):
-            self._act(action)
+            try:
+                self._act(action)
+            except ClaimLost as error:
+                self._stand_down(str(error))
+                return
 
     def _act(self, action: m.Action) -> None:
         if isinstance(action, m.AllOut):
@@ -68,8 +88,14 @@ class Coordinator:
                 self.done.set_result(action)
         else:
             if isinstance(action, m.Enter) and action.node == action.plan.nodes[0].node:
+                check_claim(self._run_dir, self.machine.epoch)
                 self._record_plan(action)
             self.deliver(action.node, action)
+
+    def _stand_down(self, why: str) -> None:
+        """Another coordinator plans now: this one says nothing more to anybody."""
+        if not self.done.done():
+            self.done.set_result(m.JobDone(code=80, reason=why))
 
     def _record_plan(self, action: m.Enter) -> None:
         plan = action.plan

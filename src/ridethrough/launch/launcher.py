@@ -1,4 +1,4 @@
-"""One launch on one machine: coordinator and agent in one process, until the job is done."""
+"""One launch on one machine: an agent, and the coordinator with it where this is the place for it."""
 
 from __future__ import annotations
 
@@ -6,84 +6,222 @@ import asyncio
 import contextlib
 import signal
 import sys
+import time
+from collections.abc import Callable
+from typing import Any
 
 from ridethrough.generation import messages as m
 from ridethrough.generation.machine import GenerationMachine
 from ridethrough.launch.agent import NodeAgent
 from ridethrough.launch.config import LaunchConfig
 from ridethrough.launch.coordinator import Coordinator
+from ridethrough.launch.epoch import claim_epoch
+from ridethrough.launch.last_words import last_words
+from ridethrough.launch.server import CoordinatorServer
+from ridethrough.launch.uplink import Uplink
 from ridethrough.ledger.recorder import Recorder
 from ridethrough.ledger.rundir import RunDir
 
 _FINISH_LIMIT_S = 120.0
+_GOODBYE_LIMIT_S = 20.0
+_LOOK_S = 0.5
+
+OpenRun = Callable[[str | None], RunDir]
 
 
-def launch(config: LaunchConfig, run: RunDir) -> int:
-    """Runs the job to its end; returns the exit code (see `ridethrough exit-codes`). Main thread only: it takes over
-    SIGINT, SIGTERM and SIGCHLD while it runs. Ctrl-C once or SIGTERM: a last save and a planned end; twice: at once.
+def launch(config: LaunchConfig, open_run: OpenRun) -> int:
+    """Runs this node's part of the job to its end; returns the exit code (see `ridethrough exit-codes`).
+
+    `open_run(id)` makes the run's folder; the id is None unless a coordinator elsewhere has named it. Main thread
+    only: it takes over SIGINT, SIGTERM and SIGCHLD while it runs. Ctrl-C once or SIGTERM: a last save and a planned
+    end; twice: at once. With an endpoint, the first agent that can listen on it hosts the coordinator; the others, and
+    all of them if `ridethrough coordinator` listens there, connect to it.
     """
-    return asyncio.run(_launch(config, run))
+    return asyncio.run(_launch(config, open_run))
 
 
-async def _launch(config: LaunchConfig, run: RunDir) -> int:
+async def _launch(config: LaunchConfig, open_run: OpenRun) -> int:
+    if config.endpoint is not None and not await _can_listen(*config.endpoint):
+        return await _Member(config, open_run).run()
+    return await _host(config, open_run)
+
+
+async def _host(config: LaunchConfig, open_run: OpenRun) -> int:
+    """Coordinator and agent in one process: their common end is documented as the end of the job."""
+    run = open_run(None)
     recorder = Recorder(run.path, "agent")
-    machine = GenerationMachine(num_workers=config.num_workers, policy=config.policy)
-    coordinator = Coordinator(machine, recorder)
-    agent = NodeAgent(config, run, recorder, coordinator.post)
-    coordinator.deliver = lambda node, action: agent.perform(action)
-    loop = asyncio.get_running_loop()
-    for sig in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(sig, _on_signal, sig, config, coordinator)
-    recorder.emit("job_start", slots=config.num_workers, nodes=1, run_id=run.run_id)
+    machine = GenerationMachine(
+        num_workers=config.num_workers,
+        min_nodes=config.min_nodes,
+        max_nodes=config.max_nodes,
+        policy=config.policy,
+        epoch=claim_epoch(run.path),
+    )
+    coordinator = Coordinator(machine, recorder, run.path)
+    address = config.address or (config.endpoint[0] if config.endpoint is not None else "127.0.0.1")
+    agent = NodeAgent(config, run, recorder, coordinator.post, address)
+    server: CoordinatorServer | None = None
+    if config.endpoint is not None:
+        server = CoordinatorServer(coordinator, config.token, welcome(config, run, machine), config.policy.lease_s)
+        await server.start(*config.endpoint)
+    coordinator.deliver = _deliver(agent, server)
+    recorder.emit("job_start", slots=config.num_workers * config.max_nodes, nodes=config.max_nodes, run_id=run.run_id)
     ticker = asyncio.ensure_future(coordinator.tick())
-    starter = asyncio.ensure_future(agent.start())
-    starter.add_done_callback(lambda task: _start_failed(task, coordinator))
-    done = await coordinator.done
+    with signals(lambda sig: coordinator.post(stop_request(sig, config))):
+        starter = asyncio.ensure_future(agent.start())
+        starter.add_done_callback(lambda task: _start_failed(task, coordinator.done))
+        done = await coordinator.done
+        ticker.cancel()
+        await _wind_up(agent, starter, done, clean=done.code == 0 or machine.stop_agreed)
+        if server is not None:
+            await server.stop(done, _GOODBYE_LIMIT_S)
+    recorder.emit("job_end", code=done.code, reason=done.reason)
+    run.finish(done.code, done.reason)
+    last_words(coordinator.last_incident, done)
+    return done.code
+
+
+class _Member:
+    """An agent whose coordinator is elsewhere."""
+
+    def __init__(self, config: LaunchConfig, open_run: OpenRun) -> None:
+        assert config.endpoint is not None
+        self._config, self._open_run = config, open_run
+        self._agent: NodeAgent | None = None
+        self._starter: asyncio.Task[None] | None = None
+        self._done: asyncio.Future[m.JobDone] = asyncio.get_running_loop().create_future()
+        self._stop_agreed = False
+        self._uplink = Uplink(
+            *config.endpoint,
+            config.token,
+            on_welcome=self._welcomed,
+            hello=self._hello,
+            on_unknown=self._unknown,
+            on_action=self._act,
+        )
+
+    async def run(self) -> int:
+        link = asyncio.ensure_future(self._uplink.run())
+        watch = asyncio.ensure_future(self._watch_link(link))
+        with signals(lambda sig: self._uplink.send(stop_request(sig, self._config))):
+            done = await self._done
+            watch.cancel()
+            if self._agent is not None and self._starter is not None:
+                clean = done.code == 0 or self._stop_agreed
+                await _wind_up(self._agent, self._starter, done, clean=clean)
+        link.cancel()
+        await self._uplink.close()
+        last_words(None, done)
+        return done.code
+
+    def _welcomed(self, welcome: dict[str, Any], address: str) -> None:
+        if self._agent is None:
+            run = self._open_run(welcome["run_id"])
+            address = self._config.address or address
+            recorder = Recorder(run.path, "agent")
+            self._agent = NodeAgent(self._config, run, recorder, self._uplink.send, address)
+
+    def _hello(self) -> dict[str, Any]:
+        assert self._agent is not None
+        return {"node": self._agent.node, "name": self._agent.name, "num_workers": self._config.num_workers}
+
+    def _unknown(self) -> None:
+        assert self._agent is not None
+        if self._starter is None:
+            self._starter = asyncio.ensure_future(self._agent.start())
+            self._starter.add_done_callback(lambda task: _start_failed(task, self._done))
+        else:
+            self._agent.join()
+
+    def _act(self, action: m.Action) -> None:
+        if isinstance(action, m.JobDone):
+            if not self._done.done():
+                self._done.set_result(action)
+        elif self._agent is not None:
+            self._stop_agreed |= isinstance(action, m.StopAt)
+            self._agent.perform(action)
+
+    async def _watch_link(self, link: asyncio.Future[None]) -> None:
+        """Without a coordinator the workers train on for a while, then are stopped; after `node_wait_s` more the agent
+        ends."""
+        policy = self._config.policy
+        stopped = False
+        while not self._done.done():
+            await asyncio.wait([link], timeout=_LOOK_S)
+            if self._uplink.refused:
+                self._done.set_result(m.JobDone(code=2, reason=self._uplink.refused))
+                return
+            since_s = self._uplink.lost_since_s
+            lost_s = time.monotonic() - since_s if since_s is not None else 0.0
+            if lost_s == 0.0:
+                stopped = False
+            elif lost_s > policy.coordinator_wait_s + policy.node_wait_s:
+                host, port = self._uplink.endpoint
+                reason = (
+                    f"the coordinator at {host}:{port} was not reachable for {lost_s:.0f} s: {self._uplink.trouble}"
+                )
+                self._done.set_result(m.JobDone(code=80, reason=reason))
+            elif lost_s > policy.coordinator_wait_s and not stopped and self._agent is not None:
+                stopped = True
+                self._agent.abandon_workers("the coordinator is not reachable")
+
+
+def welcome(config: LaunchConfig, run: RunDir, machine: GenerationMachine) -> dict[str, Any]:
+    """What a coordinator tells an agent that has proved itself."""
+    return {"epoch": machine.epoch, "run_id": run.run_id, "num_workers": config.num_workers}
+
+
+def stop_request(sig: signal.Signals, config: LaunchConfig) -> m.StopRequested:
+    """Says so, and makes the event."""
+    print(f"ridethrough: {sig.name}: a last save, then the end (again: at once)", file=sys.stderr, flush=True)
+    code = 82 if sig == signal.SIGTERM else 128 + sig
+    return m.StopRequested(cause=sig.name, code=code, grace_s=config.policy.stop_grace_s)
+
+
+def _deliver(agent: NodeAgent, server: CoordinatorServer | None) -> Callable[[str, m.Action], None]:
+    def deliver(node: str, action: m.Action) -> None:
+        if node == agent.node:
+            agent.perform(action)
+        elif server is not None:
+            server.deliver(node, action)
+
+    return deliver
+
+
+async def _wind_up(agent: NodeAgent, starter: asyncio.Task[None], done: m.JobDone, *, clean: bool) -> None:
     starter.cancel()
     with contextlib.suppress(asyncio.CancelledError, Exception):
         await starter
-    ticker.cancel()
-    clean = done.code == 0 or machine.stop_agreed
     agent.release(done.code)
     if clean:
         await agent.wait_workers(_FINISH_LIMIT_S)
     await agent.stop(2.0 if clean else 1.0)
-    for sig in (signal.SIGINT, signal.SIGTERM):
-        loop.remove_signal_handler(sig)
-    recorder.emit("job_end", code=done.code, reason=done.reason)
-    run.finish(done.code, done.reason)
-    _last_words(coordinator, done)
-    return done.code
 
 
-def _on_signal(sig: signal.Signals, config: LaunchConfig, coordinator: Coordinator) -> None:
-    code = 82 if sig == signal.SIGTERM else 128 + sig
-    grace_s = config.policy.stop_grace_s
-    print(f"ridethrough: {sig.name}: a last save, then the end (again: at once)", file=sys.stderr, flush=True)
-    coordinator.post(m.StopRequested(cause=sig.name, code=code, grace_s=grace_s))
+@contextlib.contextmanager
+def signals(handle: Callable[[signal.Signals], None]) -> Any:
+    loop = asyncio.get_running_loop()
+    taken = [signal.SIGINT, signal.SIGTERM]
+    for sig in taken:
+        loop.add_signal_handler(sig, handle, sig)
+    try:
+        yield
+    finally:
+        for sig in taken:
+            loop.remove_signal_handler(sig)
 
 
-def _start_failed(task: asyncio.Task[None], coordinator: Coordinator) -> None:
-    if task.cancelled() or task.exception() is None or coordinator.done.done():
-        return
-    coordinator.done.set_result(m.JobDone(code=1, reason=f"the agent could not start: {task.exception()}"))
+def _start_failed(task: asyncio.Task[None], done: asyncio.Future[m.JobDone]) -> None:
+    if not task.cancelled() and task.exception() is not None and not done.done():
+        done.set_result(m.JobDone(code=1, reason=f"the agent could not start: {task.exception()}"))
 
 
-def _last_words(coordinator: Coordinator, done: m.JobDone) -> None:
-    """The root cause is the last thing printed."""
-    incident = coordinator.last_incident
-    if done.code == 0:
-        return
-    out = [f"ridethrough: ended with code {done.code}: {done.reason}"]
-    if incident is not None and incident.rung == "give_up":
-        root = incident.root
-        out += [f"  {r.rank=} {r.fault_class}: {_first_line(r.cause)} (secondary)" for r in incident.secondary]
-        where = f"rank {root.rank} on {root.node}, phase {root.phase or '?'}, step {root.step}"
-        out += [f"root cause: {where}: {root.cause}"]
-        if root.traceback:
-            out += [root.traceback.rstrip()]
-    print("\n".join(out), file=sys.stderr, flush=True)
-
-
-def _first_line(text: str) -> str:
-    return text.splitlines()[0] if text else ""
+async def _can_listen(host: str, port: int) -> bool:
+    """Whether this machine is the endpoint's host and nobody listens there yet."""
+    try:
+        server = await asyncio.start_server(lambda reader, writer: writer.close(), host, port)
+    except OSError:
+        return False
+    server.close()
+    await server.wait_closed()
+    return True

@@ -11,7 +11,7 @@ class StoreHost:
     still talk to the old one. Called by the agent's main thread."""
 
     def __init__(self, address: str, port: int = 0) -> None:
-        self._address = address
+        self.address = address
         self._port = port
         self._servers: list[Any] = []
 
@@ -20,7 +20,7 @@ class StoreHost:
         import torch.distributed as dist
 
         server = dist.TCPStore(
-            self._address,
+            self.address,
             self._port if not self._servers else 0,
             None,
             is_master=True,
@@ -28,7 +28,7 @@ class StoreHost:
             wait_for_workers=False,
         )
         self._servers = [*self._servers[-1:], server]
-        return f"{self._address}:{server.port}"
+        return f"{self.address}:{server.port}"
 
     def close(self) -> None:
         self._servers.clear()

@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ridethrough.generation import messages as m
-from ridethrough.generation.faults import FaultReport
 from ridethrough.generation.policy import Policy
 from ridethrough.health.heartbeat import STACK_SIGNAL, Reading
 from ridethrough.health.judge import Judge, Verdict
 from ridethrough.launch.workers import WorkerProcess
 
 _PERIOD_S = 0.1
+_SUSPECT_AGAIN_S = 1.0  # nobody was guilty (a peer was saving, say): ask again after this time
 
 
 class Watch:
@@ -34,7 +34,7 @@ class Watch:
         self.judge = Judge(policy)
         self._generation = 0
         self._told_step = 0
-        self._convicted = 0
+        self._suspected_s = 0.0
 
     def generation_begins(self, generation: int) -> None:
         self._generation = generation
@@ -59,8 +59,8 @@ class Watch:
 
     def look(self) -> None:
         verdict = self.judge.look(time.monotonic_ns(), self._readings())
-        if verdict is not None and self._convicted != self._generation:
-            self._convicted = self._generation
+        if verdict is not None and time.monotonic() - self._suspected_s > _SUSPECT_AGAIN_S:
+            self._suspected_s = time.monotonic()
             self._report_hang(verdict)
 
     def dump_stacks(self, folder: Path, generation: int) -> None:
@@ -75,30 +75,38 @@ class Watch:
     def _readings(self) -> dict[int, Reading]:
         return {w.rank: w.reading() for w in self._workers.values() if w.pidfd >= 0 and w.writer is not None}
 
-    def _report_hang(self, verdict: Verdict) -> None:
-        for rank in verdict.guilty:
-            worker = next(w for w in self._workers.values() if w.rank == rank)
+    def situations(self) -> dict[int, m.Situation]:
+        """Where the node's ranks are, for the coordinator's inquest."""
+        now_ns = time.monotonic_ns()
+        found = {}
+        for worker in self._workers.values():
+            if worker.pidfd < 0 or worker.writer is None:
+                continue
             reading = worker.reading()
-            cause = (
-                f"no progress for {verdict.age_s:.1f} s in phase {verdict.phase} of step {verdict.step} "
-                f"(limit {verdict.deadline_s:.1f} s)"
+            if reading.generation != self._generation:
+                continue
+            found[worker.rank] = m.Situation(
+                worker=worker.id,
+                pid=worker.pid,
+                phase=reading.phase,
+                step=reading.step,
+                collectives=reading.collectives,
+                within_cap=self.judge.within_cap(now_ns, reading),
+                since_ns=max(reading.step_ns, reading.phase_ns),
             )
-            self._report(
-                m.WorkerFaulted(
-                    report=FaultReport(
-                        generation=self._generation,
-                        worker=worker.id,
-                        rank=rank,
-                        node=self._node,
-                        pid=worker.pid,
-                        fault_class="hang",
-                        detected_by="heartbeat",
-                        phase=verdict.phase,
-                        step=verdict.step,
-                        cause=cause,
-                        declared_ns=time.monotonic_ns(),
-                        fault_ns=max(reading.step_ns, reading.phase_ns),
-                        details={"deadline_s": verdict.deadline_s, "age_s": verdict.age_s},
-                    )
-                )
+        return found
+
+    def _report_hang(self, verdict: Verdict) -> None:
+        situations = self.situations()
+        for rank in verdict.guilty:
+            if rank in situations:  # its own cap is over, whatever the phase
+                situations[rank] = situations[rank].model_copy(update={"within_cap": False})
+        self._report(
+            m.HangSuspected(
+                node=self._node,
+                generation=self._generation,
+                age_s=verdict.age_s,
+                deadline_s=verdict.deadline_s,
+                situations=situations,
             )
+        )

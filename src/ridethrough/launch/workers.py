@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ridethrough.generation.faults import FaultClass, FaultReport
+from ridethrough.generation.membership import WorkerState
 from ridethrough.health.heartbeat import HeartbeatPage, Reading
 from ridethrough.launch.logs import WorkerLog
 
@@ -28,6 +29,7 @@ class WorkerProcess:
     generation: int = 0
     writer: asyncio.StreamWriter | None = None
     released: bool = False
+    state: WorkerState = "starting"
     kill_reason: str = ""
     told_fatal: str = ""
     gone: asyncio.Event = field(default_factory=asyncio.Event)

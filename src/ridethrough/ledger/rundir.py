@@ -105,6 +105,7 @@ def create_run(
 ) -> RunDir:
     """Create `root/<run_id>` (a fresh id if None), or open it again when it has the same config and schedule.
 
+    An empty config agrees with any: a coordinator alone knows none, and the first agent fills it in.
     Folders get mode 0700 and files 0600 whatever the umask is. Raises RunDirError: a bad id, a folder that is
     not ours, another config (both hashes and the differing keys are named), a place that cannot be written.
     """
@@ -174,6 +175,11 @@ def _describe(run: RunDir, config: dict[str, Any], command: list[str], schedule_
 
 def _agree(run: RunDir, config: dict[str, Any], schedule_hash: str | None) -> None:
     there = run.run_json()
+    if config and there["config"] == {}:  # made by a coordinator, which does not know the script
+        there = {**there, "config": config, "config_hash": config_hash(config), "schedule_hash": schedule_hash}
+        write_private(run.path / "run.json", _dump(there))
+    if not config:
+        return
     if there["config_hash"] != config_hash(config):
         raise RunDirError(
             f"run folder {run.path} belongs to another config ({there['config_hash']} there, "
@@ -189,7 +195,7 @@ def _agree(run: RunDir, config: dict[str, Any], schedule_hash: str | None) -> No
 
 def differences(there: dict[str, Any], here: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Keys (nested ones dotted) whose values differ, with both values; a missing key counts as None."""
-    left, right = _flat(there), _flat(json.loads(json.dumps(here, default=str)))
+    left, right = flat_config(there), flat_config(json.loads(json.dumps(here, default=str)))
     return {
         key: (left.get(key), right.get(key))
         for key in sorted(left.keys() | right.keys())
@@ -203,12 +209,13 @@ def _differing(there: dict[str, Any], here: dict[str, Any], most: int = 6) -> st
     return "; ".join(shown) + (f"; and {len(pairs) - most} more" if len(pairs) > most else "")
 
 
-def _flat(config: Any, prefix: str = "") -> dict[str, Any]:
+def flat_config(config: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested keys joined by dots."""
     if not isinstance(config, dict):
         return {prefix.removesuffix("."): config}
     out: dict[str, Any] = {}
     for key, value in config.items():
-        out.update(_flat(value, f"{prefix}{key}."))
+        out.update(flat_config(value, f"{prefix}{key}."))
     return out
 
 

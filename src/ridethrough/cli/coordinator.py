@@ -1,0 +1,78 @@
+"""`ridethrough coordinator`: membership, plans and policy of one job, on a machine that does not train."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ridethrough.cli import launching as la
+from ridethrough.cli.usage import fail, usage_errors
+from ridethrough.ledger.rundir import RunDir, RunDirError, create_run, runs_root
+
+app = typer.Typer(rich_markup_mode="markdown")
+
+
+@app.command()
+def coordinator(
+    bind: Annotated[str, typer.Option("--bind", metavar="HOST:PORT", help="Where it listens for agents.")] = (
+        "127.0.0.1:29500"
+    ),
+    nnodes: Annotated[str, typer.Option("--nnodes", metavar="N|MIN:MAX", help="Machines of the job.")] = "1",
+    nproc_per_node: Annotated[
+        int, typer.Option("--nproc-per-node", "--nproc_per_node", min=1, help="Ranks on each machine.")
+    ] = 1,
+    token_file: Annotated[
+        Path | None,
+        typer.Option("--token-file", "--token_file", metavar="FILE", help="The job's secret; else RIDETHROUGH_TOKEN."),
+    ] = None,
+    max_restarts: la.MaxRestarts = 100,
+    stop_grace: la.StopGrace = 10.0,
+    node_wait: Annotated[
+        float, typer.Option("--node-wait", "--node_wait", min=0, help="Seconds to wait for a lost machine's place.")
+    ] = 300.0,
+    lease: Annotated[
+        float, typer.Option("--lease", min=0.5, help="Seconds without a word after which a machine is lost.")
+    ] = 5.0,
+    runs: la.Runs = None,
+    run_id: la.RunId = None,
+) -> None:
+    """Run the coordinator alone. Agents join with `ridethrough run --rdzv-endpoint HOST:PORT ...`.
+
+    It may be killed and started again with the same run: it claims a new epoch, hears from the agents where they are,
+    and training goes on without a restart. Its run folder must survive it (a volume, for a pod). Ends with the job's
+    exit code.
+
+    Example:
+
+        ridethrough coordinator --bind 0.0.0.0:29500 --nnodes 2:4 --nproc-per-node 8 --token-file job.token --run-id a
+    """
+    from ridethrough.generation.policy import Policy
+    from ridethrough.launch.config import LaunchConfig
+    from ridethrough.launch.handshake import read_token
+    from ridethrough.launch.solo import coordinate
+
+    with usage_errors(ValueError):
+        least, most = la.node_range(nnodes)
+        endpoint = la.host_and_port("--bind", bind, 29500)
+        token = read_token(token_file)
+    if not token:
+        fail("the coordinator needs the job's token: --token-file FILE, made by `openssl rand -hex 32 > FILE`")
+    config = LaunchConfig(
+        command=[],
+        num_workers=nproc_per_node,
+        min_nodes=least,
+        max_nodes=most,
+        endpoint=endpoint,
+        token=token,
+        policy=Policy(max_restarts=max_restarts, stop_grace_s=stop_grace, node_wait_s=node_wait, lease_s=lease),
+    )
+
+    def open_run() -> RunDir:
+        return create_run(runs_root(runs), run_id=run_id, config={}, command=sys.argv, schedule_hash=None)
+
+    with usage_errors(RunDirError):
+        code = coordinate(config, open_run())
+    raise typer.Exit(code)

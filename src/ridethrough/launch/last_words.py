@@ -1,0 +1,26 @@
+"""The last thing that a launch prints: how it ended, and at the very end the root cause."""
+
+from __future__ import annotations
+
+import sys
+
+from ridethrough.generation import messages as m
+
+
+def last_words(incident: m.IncidentDecided | None, done: m.JobDone) -> None:
+    """Nothing for success. Secondary errors in one line each, then the root with its traceback."""
+    if done.code == 0:
+        return
+    out = [f"ridethrough: ended with code {done.code}: {done.reason}"]
+    if incident is not None and incident.rung == "give_up":
+        root = incident.root
+        out += [f"  secondary: rank {r.rank}, {r.fault_class}: {_first_line(r.cause)}" for r in incident.secondary]
+        where = f"rank {root.rank} on {root.node}, phase {root.phase or '?'}, step {root.step}"
+        out += [f"root cause: {where}: {root.cause}"]
+        if root.traceback:
+            out += [root.traceback.rstrip()]
+    print("\n".join(out), file=sys.stderr, flush=True)
+
+
+def _first_line(text: str) -> str:
+    return text.splitlines()[0] if text else ""
