@@ -11,6 +11,8 @@ import torch
 import torch.distributed as dist
 
 from ridethrough.train.config import TrainConfig
+from ridethrough.train.corpus import load_corpus
+from ridethrough.train.data import StepLoader
 from ridethrough.train.loop import learning_rate, train
 
 pytestmark = pytest.mark.usefixtures("alone", "one_thread")
@@ -89,6 +91,29 @@ def test_recomputing_activations_changes_nothing_and_bf16_little(job: Any) -> No
     assert losses(recomputed) == losses(plain)
     assert losses(rounded) == pytest.approx(losses(plain), abs=0.02)
     assert losses(rounded) != losses(plain)
+
+
+def test_a_job_starts_from_pretrained_weights(job: Any, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="needs the extra hf: pip install 'ridethrough[hf]'")
+    torch.manual_seed(0)
+    theirs = transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
+            vocab_size=256,
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=64,
+            initializer_range=0.3,
+        )
+    )
+    theirs.save_pretrained(tmp_path / "llama", max_shard_size="20KB")
+    run = job("a", num_layers=None, init_from=str(tmp_path / "llama"), steps=1)
+    tokens = load_corpus(None).train
+    inputs, targets = next(StepLoader(tokens, seq_len=32, batch_size=2, rank=0, world_size=1, seed=0))
+    expected = torch.nn.functional.cross_entropy(theirs(inputs).logits.flatten(0, 1), targets.flatten())
+    assert run.logged[1]["loss"] == pytest.approx(expected.item(), abs=1e-5)
 
 
 def test_nothing_of_the_model_outlives_the_function(job: Any) -> None:
