@@ -1,4 +1,5 @@
-"""Real ranks over gloo: resume is bitwise, files are DCP's, and what dies in the middle costs no more than it must."""
+"""Real ranks over gloo: resume is bitwise, files are DCP's, and what dies in the middle costs no more than it
+must."""
 
 from __future__ import annotations
 

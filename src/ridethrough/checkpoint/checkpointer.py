@@ -145,6 +145,7 @@ class Checkpointer:
         self._tickets: list[Ticket] = []
         self._errors: list[str] = []
         self._sequence = 0
+        self._skipped: int | None = None
         self._closed = False
         self._lock = threading.Lock()
         _check_root(self.root)
@@ -205,6 +206,7 @@ class Checkpointer:
 
         Raises CheckpointError for an earlier save that failed (on_error="raise")."""
         self._check()
+        self._skipped = None
         if self._snapshotter is not None:
             with self._stall():
                 self._snapshotter.boundary()
@@ -239,6 +241,8 @@ class Checkpointer:
         try:
             if self._snapshotter is not None:
                 self._snapshotter.settle()
+            if self._skipped is not None:  # the last state of all is not the one to leave out
+                self._save(self._skipped, durable=True)
             for ticket in list(self._tickets):
                 try:
                     ticket.committed(max(0.0, deadline - time.monotonic()))
@@ -274,6 +278,7 @@ class Checkpointer:
         with self._stall():
             attempt = lineage.attempt(self._sequence)
             snapshotter.start(step, self._sequence, attempt, durable, ticket, synchronous=self.mode == "sync")
+            self._skipped = step if ticket.state == SUPERSEDED else None
             if self.mode == "sync":
                 ticket.committed(self.commit_timeout_s)
         self._report("phase", t_ns=began, phase="save", edge="begin", step=step)

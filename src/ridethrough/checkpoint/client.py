@@ -25,6 +25,8 @@ from ridethrough.checkpoint.errors import CheckpointError
 Handler = Callable[[dict[str, Any]], None]
 CONNECT_LIMIT_S = 10.0
 MAX_RESTARTS = 5
+HAND_OVER_ATTEMPTS = 20
+_serials = iter(range(1, 1 << 62))  # of connections, over all keepers
 
 
 @dataclass
@@ -85,7 +87,7 @@ class KeeperClient:
                     raise CheckpointError(f"no keeper answers on {self.path} within {CONNECT_LIMIT_S:g} s{self._log()}")
                 time.sleep(0.01)
             self._sock = sock
-            self.serial += 1
+            self.serial = next(_serials)
             self._layouts.clear()
             threading.Thread(target=self._read, args=(sock, self.serial), name="rt-keeper-io", daemon=True).start()
 
@@ -224,12 +226,24 @@ class KeeperClient:
             try:
                 if self.restarts > MAX_RESTARTS:
                     raise CheckpointError(f"the keeper on {self.path} died {self.restarts} times{self._log()}")
-                self.connect()
-                for submission in waiting:
-                    self._send_stage(submission)
+                self._hand_over(waiting)
             except (OSError, CheckpointError) as error:
                 for submission in waiting:
                     self._fail(submission, f"the keeper died and could not be restarted: {error}")
+
+    def _hand_over(self, waiting: list[Submission]) -> None:
+        """Give everything to a new keeper. A dying one may still accept a connection just before its socket goes."""
+        for attempt in range(HAND_OVER_ATTEMPTS):
+            try:
+                self.connect()
+                for submission in waiting:
+                    self._send_stage(submission)
+                return
+            except OSError:
+                self._sock = None
+                if attempt + 1 == HAND_OVER_ATTEMPTS:
+                    raise
+                time.sleep(0.05)
 
     def _fail(self, submission: Submission, error: str) -> None:
         self._pending.pop(submission.key, None)

@@ -100,7 +100,10 @@ class Keeper:
                 try:
                     self.handle(client, message, fds)
                 except (KeyError, TypeError, ValueError, OSError) as error:
-                    client.send({"ev": "refused", "error": f"{type(error).__name__}: {error}"})
+                    keys = ("root", "lineage", "sequence", "arena", "id")
+                    about: dict[str, Any] = {k: message[k] for k in keys if k in message}
+                    text = f"the keeper refused {message.get('op')!r}: {type(error).__name__}: {error}"
+                    client.send({"ev": "failed", "error": text, "path": str(self.path), "rank": None, **about})
         except (OSError, ValueError):
             pass
         finally:
@@ -348,7 +351,10 @@ def main(argv: list[str] | None = None) -> int:
         with contextlib.suppress(OSError):
             os.unlink(leftover)
     if args.exit_when_idle:
+        log = args.socket.parent / "keeper.log"
         with contextlib.suppress(OSError):
+            if log.stat().st_size == 0:
+                os.unlink(log)
             os.rmdir(args.socket.parent)
     os.close(lock)
     return 0

@@ -150,7 +150,11 @@ def scan(root: Path) -> list[Attempt]:
         attempt = Attempt(parsed[0], parsed[1], path, "committed")
         found.append(attempt)
         try:
-            attempt.commit = read_commit(path)
+            data = (path / COMMIT).read_bytes()
+            if not data.endswith(_END):
+                attempt.state, attempt.reason = "partial", "COMMIT is cut: the save did not finish"
+                continue
+            attempt.commit = unseal(data, str(path / COMMIT))
         except FileNotFoundError:
             attempt.state, attempt.reason = "partial", "no COMMIT: the save did not finish"
             continue

@@ -26,13 +26,15 @@ from ridethrough.checkpoint.client import KeeperClient, Submission
 from ridethrough.checkpoint.copier import COPIER, CopyTask, copy_tensor, prime, target_view
 from ridethrough.checkpoint.errors import CheckpointError
 from ridethrough.checkpoint.peers import Peers
-from ridethrough.checkpoint.plan import Plan, make_plan, replicated_hash, signature
+from ridethrough.checkpoint.plan import Placed, Plan, make_plan, replicated_hash, signature
 from ridethrough.checkpoint.state import State, freeze
 from ridethrough.checkpoint.template import save_without_crc
 from ridethrough.checkpoint.ticket import Ticket
 
 COMPARED_SNAPSHOTS = 2
 SAMPLE_ELEMENTS = 64
+NUM_MARKS = 8
+SLOT_WAIT_S = 0.1
 Values = list[tuple[str, list[str | int], Any]]
 Event = Callable[[Ticket, dict[str, Any]], None]
 
@@ -43,6 +45,7 @@ class _Pending:
     def __init__(self, plan: Plan, arena: Arena, ticket: Ticket, message: dict[str, Any], values: Values) -> None:
         self.plan, self.arena, self.ticket, self.message, self.values = plan, arena, ticket, message, values
         self.task: CopyTask | None = None
+        self.marks: list[tuple[Placed, torch.Tensor]] = []  # samples taken at the boundary itself
         self.lock = threading.Lock()
         self.passed = False  # the fence has run, or the copy was synchronous
         self.landed = False  # all data is in the arena
@@ -109,6 +112,8 @@ class Snapshotter:
                 if now or not item.fenced:
                     copy_tensor(arena, item)
             pending.passed = now
+            if not now:
+                pending.marks = [(item, _sample(item.local).clone()) for item in _telling(plan)]
             later = [] if now else [item for item in plan.placed if item.fenced]
             pending.task = CopyTask(arena, later, lambda _task: self._copied(pending))
             self.pending = None if now else pending
@@ -125,12 +130,17 @@ class Snapshotter:
         return self.plan
 
     def _arena(self, plan: Plan, must: bool) -> Arena | None:
+        """A free slot. All may be taken for the moment that the keeper needs to drop a superseded one; a save
+        that must be made waits until there is one, any other is skipped after SLOT_WAIT_S."""
         arena = POOL.acquire(plan.image_bytes, self.slots)
-        deadline = time.monotonic() + float(self.base["options"]["commit_timeout_s"])
-        while arena is None and must:
+        limit = float(self.base["options"]["commit_timeout_s"]) if must else SLOT_WAIT_S
+        deadline = time.monotonic() + limit
+        while arena is None:
             if time.monotonic() > deadline:
+                if not must:
+                    return None
                 raise CheckpointError(f"no snapshot slot became free; the keeper on {self.client.path} does not finish")
-            time.sleep(0.005)
+            time.sleep(0.001)
             arena = POOL.acquire(plan.image_bytes, self.slots)
         return arena
 
@@ -216,24 +226,23 @@ class Snapshotter:
         pending.task.copied.wait()
         if self.pending is not pending:
             return
-        if self.num_compared < COMPARED_SNAPSHOTS and pending.task.error is None:
+        whole = True
+        if self.num_compared < COMPARED_SNAPSHOTS:
             self.num_compared += 1
-            if not _equal(pending.plan, pending.arena, sample=False):
-                self._discard(
-                    pending,
-                    "parameters or optimizer state changed between the end of a step and the next optimizer step",
-                )
-                return
-        self._accept(pending)
+            whole = _equal(pending.plan, pending.arena)
+        if whole and _untouched(pending):
+            self._accept(pending)
+        else:
+            self._discard(pending, "parameters or optimizer state changed before the optimizer's step hook ran")
 
     def boundary(self) -> None:
         """A step has ended (or a save is asked for): a snapshot still waiting for its fence is accepted or
-        discarded here."""
+        discarded."""
         pending = self.pending
         if pending is None or pending.task is None:
             return
         pending.task.copied.wait()
-        if _equal(pending.plan, pending.arena, sample=True):
+        if _untouched(pending):
             self._accept(pending)
         else:
             self._discard(
@@ -265,7 +274,7 @@ class Snapshotter:
         if pending is None or pending.task is None:
             return
         if pending.task.copied.wait(limit_s) and pending.task.error is None:
-            if _equal(pending.plan, pending.arena, sample=True):
+            if _untouched(pending):
                 self._accept(pending)
                 return
         else:
@@ -309,29 +318,37 @@ def _archive_by_torch(pending: _Pending, tail: bytearray, entries: list[dict[str
             entries.append({**entry, "f": 1, "o": start, "n": size, "x": data_at})
 
 
-def _equal(plan: Plan, arena: Arena, sample: bool) -> bool:
-    """Whether the fenced tensors are what was copied: all bytes, or a sample of each that any optimizer step
-    changes."""
+def _telling(plan: Plan) -> list[Placed]:
+    """A few fenced tensors that no optimizer step leaves as they are: step counters and some of the others."""
+    fenced = [item for item in plan.placed if item.fenced]
+    small = [item for item in fenced if item.local.numel() == 1]
+    large = [item for item in fenced if item.local.numel() > 1]
+    return [item for items in (small, large) for item in items[:: max(1, len(items) // NUM_MARKS)][: NUM_MARKS + 1]]
+
+
+def _untouched(pending: _Pending) -> bool:
+    """Whether nothing has stepped since the boundary: live tensors and their copies both are as the marks
+    say."""
     with torch.no_grad():
-        for item in plan.placed:
-            if not item.fenced:
-                continue
-            live, copied = item.local, target_view(arena, item)
-            if sample and live.numel() > SAMPLE_ELEMENTS:
-                live, copied = _sample(live), _sample(copied)
-            if not _same_bits(live, copied):
-                return False
-    return True
+        return all(
+            _same_bits(_sample(item.local), mark) and _same_bits(mark, _sample(target_view(pending.arena, item)))
+            for item, mark in pending.marks
+        )
+
+
+def _equal(plan: Plan, arena: Arena) -> bool:
+    """Whether the fenced tensors are, byte for byte, what was copied."""
+    with torch.no_grad():
+        return all(_same_bits(item.local, target_view(arena, item)) for item in plan.placed if item.fenced)
 
 
 def _sample(tensor: torch.Tensor) -> torch.Tensor:
-    flat = tensor.reshape(-1) if tensor.is_contiguous() else tensor.flatten()
+    flat = tensor.reshape(-1)
     return flat[:: max(1, flat.numel() // SAMPLE_ELEMENTS)]
 
 
 def _same_bits(live: torch.Tensor, copied: torch.Tensor) -> bool:
-    if live.device.type != "cpu":
-        live = live.cpu()
+    live, copied = live.cpu(), copied.cpu()
     return torch.equal(
         live.contiguous().reshape(-1).view(torch.uint8), copied.contiguous().reshape(-1).view(torch.uint8)
     )

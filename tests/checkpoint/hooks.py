@@ -1,0 +1,27 @@
+"""File hooks for keepers that tests start: RIDETHROUGH_FILE_HOOK=hooks:<name>. Each reads what it needs from
+the environment."""
+
+import os
+import time
+from pathlib import Path
+
+
+def slow(operation: str, path: str) -> None:
+    """Storage that takes SLOW_S for each write of data; a `gate` file in the environment lets it run freely."""
+    if operation == "write" and path.endswith("_0.distcp") and not os.path.exists(os.environ.get("GATE", "/nowhere")):
+        time.sleep(float(os.environ["SLOW_S"]))
+
+
+def die_once(operation: str, path: str) -> None:
+    """SIGKILL for the keeper at operation DIE_AT on a path with DIE_ON in it; the file DIED keeps the next
+    one alive."""
+    if operation == os.environ["DIE_AT"] and os.environ["DIE_ON"] in path and not os.path.exists(os.environ["DIED"]):
+        Path(os.environ["DIED"]).touch()
+        os.kill(os.getpid(), 9)
+
+
+def fail(operation: str, path: str) -> None:
+    """OSError FAIL_ERRNO at operation FAIL_AT on paths with FAIL_ON, while the file FAILING exists."""
+    if operation == os.environ["FAIL_AT"] and os.environ["FAIL_ON"] in path and os.path.exists(os.environ["FAILING"]):
+        number = int(os.environ["FAIL_ERRNO"])
+        raise OSError(number, os.strerror(number), path)

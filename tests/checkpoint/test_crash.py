@@ -1,0 +1,288 @@
+"""A save stopped at every one of its file operations, and every kind of damage: always the old or the new
+state, never a lie."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ridethrough.checkpoint import fileops, layout, persist, retention
+from ridethrough.checkpoint.errors import CheckpointError, NoUsableCheckpoint
+
+
+class PowerCut(BaseException):
+    """Stops the writer in the middle of an operation, as a kill would: nothing after it runs."""
+
+
+def parts(world: int = 2) -> list[persist.RankPart]:
+    found = []
+    for rank in range(world):
+        data = memoryview(bytes([rank + 1]) * 9000)
+        entries = [
+            {"k": f"m.{rank}", "p": ["m", str(rank)], "d": "uint8", "s": [8192], "c": [0], "z": [8192],
+             "f": 0, "o": 0, "n": 9000, "x": 700},
+        ]  # fmt: skip
+        found.append(persist.RankPart(rank, [data, memoryview(b"v" * 10)], entries))
+    return found
+
+
+def save(root: Path, step: int, lineage: layout.Lineage, keep: int = 2) -> None:
+    target = persist.Target(root, lineage, step, lineage.attempt(step), world_size=2, commit_timeout_s=5)
+    fileops.make_folder(target.folder)
+    for part in parts():
+        persist.write_part(target, part, 1, lambda: False)
+    persist.commit(target, lambda: None)
+    retention.apply(root, lineage, keep, None)
+
+
+def usable(root: Path) -> list[int]:
+    good = []
+    for attempt in layout.scan(root):
+        if attempt.state == "committed":
+            layout.read_manifests(attempt)
+            good.append(attempt.step)
+    return good
+
+
+def test_a_cut_at_any_file_operation_leaves_the_old_or_the_new_checkpoint(tmp_path: Path) -> None:
+    """Case A09. Steps 2 and 4 are there with keep=2; the save of 6 (and the pruning of 2 behind it) is cut at
+    operation k."""
+    operations: list[tuple[str, str]] = []
+    newest: set[int] = set()
+    for k in itertools.count():
+        root = tmp_path / str(k)
+        root.mkdir()
+        lineage = layout.Lineage(0, 0, "aa")
+        save(root, 2, lineage)
+        save(root, 4, lineage)
+        seen = 0
+
+        def cut(operation: str, path: str, k: int = k) -> None:
+            nonlocal seen
+            if seen == k:
+                operations.append((operation, Path(path).name))
+                raise PowerCut
+            seen += 1
+
+        fileops.set_hook(cut)
+        try:
+            save(root, 6, lineage)
+            whole = True
+        except PowerCut:
+            whole = False
+        finally:
+            fileops.set_hook(None)
+        good = usable(root)
+        assert good[0] in (4, 6), (k, operations[-1])
+        assert 4 in good
+        newest.add(good[0])
+        again = layout.Lineage(1, 0, "bb")  # the next job saves and prunes without anybody's help
+        save(root, 8, again)
+        assert usable(root)[0] == 8
+        assert not [a for a in layout.scan(root) if a.state == "damaged"]
+        shutil.rmtree(root)
+        if whole:
+            break
+    assert newest == {4, 6}
+    assert len(operations) > 25
+    assert {"mkdir", "create", "allocate", "write", "fsync", "fsync_folder", "unlink", "rmdir"} <= {
+        o for o, _ in operations
+    }
+
+
+@pytest.fixture
+def saved(job: Any, tmp_path: Path) -> Path:
+    """A root with steps 2, 4 and 6 committed by a real keeper."""
+    one = job(every=2, keep=3)
+    one.checkpointer.load()
+    for step in range(1, 7):
+        one.train(step)
+        ticket = one.checkpointer.step(step)
+        if ticket is not None:
+            assert ticket.committed(30) is not None
+    one.checkpointer.close(30)
+    return tmp_path / "ckpt"
+
+
+def damage(file: Path, kind: str, rng: random.Random) -> str:
+    size = file.stat().st_size
+    if kind == "flip":
+        at = rng.randrange(size)
+        data = bytearray(file.read_bytes())
+        data[at] ^= 1 << rng.randrange(8)
+        file.write_bytes(data)
+        return f"{file.name}: byte {at}"
+    if kind == "cut":
+        os.truncate(file, size - 1)
+    elif kind == "empty":
+        os.truncate(file, 0)
+    else:
+        file.unlink()
+    return f"{file.name}: {kind}"
+
+
+def try_damages(saved: Path, job: Any, undisturbed: Any, count: int, seed: int) -> None:
+    rng = random.Random(seed)
+    newest = next(saved.glob("step-6.*"))
+    files = sorted(p.name for p in newest.iterdir())
+    want = {4: undisturbed(4), 6: undisturbed(6)}
+    for number in range(count):
+        root = saved.parent / f"copy-{number}"
+        shutil.copytree(saved, root)
+        name, kind = files[number % len(files)], ("flip", "flip", "cut", "empty", "missing")[number // len(files) % 5]
+        what = damage(root / newest.name / name, kind, rng)
+        one = job(root=root)
+        with pytest.warns(UserWarning, match="not used") if name != "COMMIT" or kind != "missing" else _nothing():
+            report = one.checkpointer.load()
+        assert report.step == 4, what
+        assert one.bytes() == want[4], what
+        (path, reason) = report.rejected[0]
+        assert newest.name in path and reason, what
+        assert (root / newest.name).exists(), "evidence stays"
+        one.checkpointer.abandon()
+        shutil.rmtree(root)
+
+
+class _nothing:
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_exc: object) -> None: ...
+
+
+def test_damage_of_any_file_is_found_named_and_stepped_over(saved: Path, job: Any, undisturbed: Any) -> None:
+    """Cases A09, C47."""
+    try_damages(saved, job, undisturbed, 30, seed=1)
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(1800)
+def test_five_hundred_damages(saved: Path, job: Any, undisturbed: Any) -> None:
+    try_damages(saved, job, undisturbed, 500, seed=2)
+
+
+def test_all_damaged_is_an_error_that_lists_them_and_deletes_nothing(saved: Path, job: Any, tmp_path: Path) -> None:
+    """Case B29."""
+    six, four, two = (next(saved.glob(f"step-{n}.*")) for n in (6, 4, 2))
+    (six / "COMMIT").unlink()
+    os.truncate(four / "__0_0.distcp", 0)
+    (two / ".metadata").write_bytes(b"junk")
+    before = sorted(str(p) for p in saved.rglob("*"))
+    with pytest.raises(NoUsableCheckpoint, match="0 of 3 checkpoints usable") as raised:
+        job(root=saved).checkpointer.load()
+    assert all(str(path) in str(raised.value) for path in (six, four, two))
+    after = sorted(str(p) for p in saved.rglob("*") if p.name != layout.REJECTED)
+    assert after == before
+    with pytest.warns(UserWarning, match="not used"):
+        fresh = job(root=saved, allow_fresh=True).checkpointer.load()
+    assert (fresh.step, fresh.tier) == (0, "fresh")
+    empty = job(root=tmp_path / "empty").checkpointer.load()
+    assert (empty.step, empty.tier, empty.rejected) == (0, "fresh", [])
+    with pytest.raises(CheckpointError, match="cannot be written"):
+        job(root=Path("/proc/nowhere"))
+
+
+_KILLER = """
+import os, signal
+count = 0
+at = int(os.environ["KILL_AT"])
+def hook(operation, path):
+    global count
+    if "step-6" in path:
+        count += 1
+        if count == at:
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+_SAVER = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {here!r})
+from conftest import Job
+job = Job(Path(sys.argv[1]), every=2)
+job.checkpointer.load()
+for step in range(1, 7):
+    job.train(step)
+    ticket = job.checkpointer.step(step)
+    if ticket:
+        print(step, flush=True)
+        try:
+            ticket.committed(20)
+        except Exception as error:
+            print(error, flush=True)
+"""
+
+
+def kill_everything_at(tmp_path: Path, operation: int) -> Path:
+    """Real processes: the keeper is killed at the given file operation of step 6, and the trainer right after it."""
+    root = tmp_path / f"kill-{operation}"
+    (tmp_path / "killer.py").write_text(_KILLER)
+    here = str(Path(__file__).parent)
+    env = {**os.environ, "PYTHONPATH": str(tmp_path), "RIDETHROUGH_FILE_HOOK": "killer:hook", "KILL_AT": str(operation)}
+    with subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", _SAVER.format(here=here), str(root)],
+        env=env,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.strip() == "6":
+                break
+        time.sleep(0.02 * (operation % 5))
+        process.send_signal(signal.SIGKILL)
+    deadline = time.monotonic() + 20
+    while _keepers(root) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return root
+
+
+def _keepers(root: Path) -> bool:
+    """Whether anything still has a file under `root` open."""
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        try:
+            if os.readlink(link).startswith(str(root)):
+                return True
+        except OSError:
+            continue
+    return False
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("operation", [1, 7, 14])
+def test_killed_keeper_and_trainer_resume_without_help(
+    tmp_path: Path, job: Any, undisturbed: Any, operation: int
+) -> None:
+    root = kill_everything_at(tmp_path, operation)
+    one = job(root=root)
+    report = one.checkpointer.load()
+    assert report.step in (4, 6)
+    assert one.bytes() == undisturbed(report.step)
+    if report.step == 4 and operation > 1:
+        assert any("step-6" in path for path, _ in report.rejected)
+
+
+@pytest.mark.campaign
+@pytest.mark.ranks
+@pytest.mark.timeout(3600)
+def test_two_hundred_kills(tmp_path: Path, job: Any, undisturbed: Any) -> None:
+    want = {4: undisturbed(4), 6: undisturbed(6)}
+    seen = set()
+    for number in range(200):
+        root = kill_everything_at(tmp_path, number % 20 + 1)
+        one = job(root=root)
+        report = one.checkpointer.load()
+        assert one.bytes() == want[report.step]
+        seen.add(report.step)
+        one.checkpointer.abandon()
+        shutil.rmtree(root)
+    assert seen == {4, 6}
