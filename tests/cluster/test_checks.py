@@ -47,6 +47,25 @@ def replace_word(command: list[str], flag: str, value: str) -> None:
     command[command.index(flag) + 1] = value
 
 
+def shm(rendered: list[Object]) -> dict[str, Any]:
+    volumes = trainer(rendered).pod["volumes"]
+    return next(volume for volume in volumes if volume["name"] == "shm")  # type: ignore[no-any-return]
+
+
+def tmp(rendered: list[Object]) -> dict[str, Any]:
+    volumes = trainer(rendered).pod["volumes"]
+    return next(volume for volume in volumes if volume["name"] == "tmp")  # type: ignore[no-any-return]
+
+
+def few(rendered: list[Object]) -> None:
+    rendered.remove(of_kind(rendered, "PodDisruptionBudget"))
+    of_kind(rendered, "HyperPodPyTorchJob")["spec"]["replicaSpecs"][1]["replicas"] = 1
+
+
+def shm_mount(rendered: list[Object]) -> dict[str, Any]:
+    return next(mount for mount in main(rendered)["volumeMounts"] if mount["mountPath"] == "/dev/shm")
+
+
 Change = Callable[[list[Object]], Any]
 
 BAD: list[tuple[str, str, Change, str]] = [
@@ -198,25 +217,6 @@ BAD: list[tuple[str, str, Change, str]] = [
     ),
     ("schema", "hyperpod", lambda o: trainer(o).pod["containers"][0].update(volumeMount=[]), "volumeMount"),
 ]
-
-
-def shm(rendered: list[Object]) -> dict[str, Any]:
-    volumes = trainer(rendered).pod["volumes"]
-    return next(volume for volume in volumes if volume["name"] == "shm")  # type: ignore[no-any-return]
-
-
-def tmp(rendered: list[Object]) -> dict[str, Any]:
-    volumes = trainer(rendered).pod["volumes"]
-    return next(volume for volume in volumes if volume["name"] == "tmp")  # type: ignore[no-any-return]
-
-
-def few(rendered: list[Object]) -> None:
-    rendered.remove(of_kind(rendered, "PodDisruptionBudget"))
-    of_kind(rendered, "HyperPodPyTorchJob")["spec"]["replicaSpecs"][1]["replicas"] = 1
-
-
-def shm_mount(rendered: list[Object]) -> dict[str, Any]:
-    return next(mount for mount in main(rendered)["volumeMounts"] if mount["mountPath"] == "/dev/shm")
 
 
 @pytest.mark.parametrize(("rule", "backend", "change", "words"), BAD, ids=[f"{r}-{w[:24]}" for r, _, _, w in BAD])
