@@ -24,7 +24,7 @@ def test_all_tables(tmp_path: Path) -> None:
     final = event("final", 18.5, generation=1, rank=0, final_hash="f", final_loss=3.99, val_loss=4.5)
     write(run.path, "h-worker-2", [*events, final])
     ledger = read_run(run.path)
-    assert losses(ledger.events)[3:5] == [(4, 4.6), (5, 4.49)]  # what was done again replaces what was lost
+    assert losses(ledger.past)[3:5] == [(4, 4.6), (5, 4.49)]  # what was done again replaces what was lost
 
     out = io.StringIO()
     print_run(Console(file=out, width=200), ledger)

@@ -7,10 +7,15 @@ a worker says belongs to the generation that its event names, whenever the line 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
 
 from ridethrough.ledger.reading import Event, LedgerError
+from ridethrough.ledger.steps import SplitEvents, Steps, StepTable, split_events
 
 RESUMING = ("resumed", "load")  # kinds whose `step` is that of the state that was loaded
 _DEATHS = ("sigkill", "sigsegv", "signal", "exit", "node_loss")
@@ -25,7 +30,8 @@ class Generation:
     number: int
     plan_ns: int | None = None
     ranks: frozenset[int] | None = None  # None: no plan was written (a process without launcher)
-    by_slot: dict[int, list[Event]] = field(default_factory=dict)  # each in the order of `moment_ns`
+    by_slot: dict[int, list[Event]] = field(default_factory=dict)  # without steps, in the order of `t_ns`
+    steps: dict[int, Steps] = field(default_factory=dict)  # by slot; none is empty
     faults: list[Event] = field(default_factory=list)
     incident: Event | None = None
     guilty: int | None = None
@@ -33,17 +39,14 @@ class Generation:
     declared_ns: int | None = None
     all_out_ns: int | None = None
     base: int | None = None  # finished steps that it started from
+    ordinal: int = -1  # its place in `History.generations`
 
     @property
     def first_ns(self) -> int | None:
         """The first sign of it."""
-        times = [moment_ns(events[0]) for events in self.by_slot.values()]
+        times = [int(events[0]["t_ns"]) for events in self.by_slot.values()]
+        times += [int(steps.t1_ns[0]) for steps in self.steps.values()]
         return min([*times, *([self.plan_ns] if self.plan_ns is not None else [])], default=None)
-
-    def steps(self, slot: int | None = None) -> list[Event]:
-        """Finished steps, of one slot or of all."""
-        slots = list(self.by_slot) if slot is None else [slot]
-        return [e for s in slots for e in self.by_slot.get(s, ()) if e["kind"] == "step"]
 
     def first(self, kind: str, slot: int) -> Event | None:
         return next((e for e in self.by_slot.get(slot, ()) if e["kind"] == kind), None)
@@ -75,41 +78,62 @@ class History:
     def end_ns(self) -> int:
         return self.jobs[-1].end_ns
 
-    @property
+    @cached_property
     def generations(self) -> list[Generation]:
-        return [generation for job in self.jobs for generation in job.generations]
+        """Of all jobs, in order; a generation's `ordinal` is its place here."""
+        found = [generation for job in self.jobs for generation in job.generations]
+        for place, generation in enumerate(found):
+            generation.ordinal = place
+        return found
 
 
-def moment_ns(event: Event) -> int:
-    """When it happened: a step ends at `t1_ns`, which is a little before its line was written."""
-    return int(event["t1_ns"]) if event["kind"] == "step" else int(event["t_ns"])
-
-
-def history(events: Iterable[Event], end_ns: int | None = None) -> History:
+def history(events: Iterable[Event] | SplitEvents, end_ns: int | None = None) -> History:
     """Jobs and generations of the events. `end_ns`: until when to count a job that has no `job_end` (live figures);
     its last event if None. Raises LedgerError when there is no event at all."""
-    events = sorted(events, key=lambda event: event["t_ns"])
-    if not events:
+    split = events if isinstance(events, SplitEvents) else split_events(events)
+    rest = split.rest
+    if not rest and not split.steps:
         raise LedgerError("there are no events yet: no wall time to divide")
-    starts = [e["t_ns"] for e in events if e["kind"] == "job_start"] or [events[0]["t_ns"]]
+    begins = [*(e["t_ns"] for e in rest[:1]), *(int(table.t1_ns.min()) for table in split.steps.values())]
+    starts = [e["t_ns"] for e in rest if e["kind"] == "job_start"] or [min(begins)]
     shares: list[list[Event]] = [[] for _ in starts]
-    for event in events:
+    for event in rest:
         shares[max(0, bisect_right(starts, event["t_ns"]) - 1)].append(event)
+    stepped: list[dict[int, list[Steps]]] = [{} for _ in starts]
+    for rank, table in split.steps.items():
+        for job, steps in _stretches(table, starts):
+            stepped[job].setdefault(rank, []).append(steps)
     jobs = [
-        _job(index, start, share, end_ns if index == len(starts) - 1 else None)
-        for index, (start, share) in enumerate(zip(starts, shares, strict=True))
+        _job(index, start, shares[index], stepped[index], end_ns if index == len(starts) - 1 else None)
+        for index, start in enumerate(starts)
     ]
-    slots = _num_slots(events)
+    slots = _num_slots(split)
     if slots < 1:
         raise LedgerError("no event names a rank: no slot to divide the time of")
     return History(slots, jobs)
 
 
-def _num_slots(events: Sequence[Event]) -> int:
-    named = [int(e["slots"]) for e in events if e["kind"] == "job_start"]
-    planned = [int(e["world_size"]) for e in events if e["kind"] == "plan"]
-    ranks = [e["rank"] + 1 for e in events if _is_slot_event(e)]
-    return max([*named, *planned, *ranks], default=0)
+def _stretches(table: StepTable, starts: list[int]) -> Iterator[tuple[int, Steps]]:
+    """The steps of one rank by job and generation, each in the order of time."""
+    job = np.maximum(np.searchsorted(np.array(starts, np.int64), table.t1_ns, side="right") - 1, 0)
+    same_job = np.diff(job) == 0
+    same = same_job & (np.diff(table.generation) == 0)
+    rising = (np.diff(job) > 0) | (same_job & (np.diff(table.generation) > 0)) | (same & (np.diff(table.t1_ns) >= 0))
+    if not rising.all():
+        order = np.lexsort((table.t1_ns, table.generation, job))
+        table, job = table.take(order), job[order]
+        same = (np.diff(job) == 0) & (np.diff(table.generation) == 0)
+    edges = [0, *(np.flatnonzero(~same) + 1).tolist(), len(table)]
+    for first, last in pairwise(edges):
+        if first < last:
+            yield int(job[first]), Steps(table, first, last)
+
+
+def _num_slots(split: SplitEvents) -> int:
+    named = [int(e["slots"]) for e in split.rest if e["kind"] == "job_start"]
+    planned = [int(e["world_size"]) for e in split.rest if e["kind"] == "plan"]
+    ranks = [e["rank"] + 1 for e in split.rest if _is_slot_event(e)]
+    return max([*named, *planned, *ranks, *(rank + 1 for rank in split.steps)], default=0)
 
 
 def _is_slot_event(event: Event) -> bool:
@@ -123,10 +147,10 @@ def _is_slot_event(event: Event) -> bool:
     )
 
 
-def _job(index: int, start_ns: int, events: list[Event], end_ns: int | None) -> Job:
+def _job(index: int, start_ns: int, events: list[Event], stepped: dict[int, list[Steps]], end_ns: int | None) -> Job:
     ends = [e["t_ns"] for e in events if e["kind"] == "job_end"]
-    last = max(e["t_ns"] for e in events)
-    end = ends[-1] if ends else last if end_ns is None else end_ns
+    times = [e["t_ns"] for e in events[-1:]] + [int(s.t1_ns[-1]) for each in stepped.values() for s in each]
+    end = ends[-1] if ends else max(times, default=start_ns) if end_ns is None else end_ns
     generations: dict[int, Generation] = {}
     exits = []
     for event in events:
@@ -138,6 +162,10 @@ def _job(index: int, start_ns: int, events: list[Event], end_ns: int | None) -> 
         if kind not in ("plan", "fault", "all_out", "incident") and not _is_slot_event(event):
             continue
         _file(generations.setdefault(number, Generation(index, number)), event)
+    for rank, each in stepped.items():
+        for steps in each:
+            number = int(steps.table.generation[steps.first])
+            generations.setdefault(number, Generation(index, number)).steps[rank] = steps
     ordered = [generations[number] for number in sorted(generations)]
     for place, generation in enumerate(ordered):
         _settle(generation, next(iter(ordered[place + 1 :]), None))
@@ -160,8 +188,6 @@ def _file(generation: Generation, event: Event) -> None:
 
 
 def _settle(generation: Generation, after: Generation | None) -> None:
-    for events in generation.by_slot.values():
-        events.sort(key=moment_ns)
     generation.base = _base(generation)
     incident = generation.incident
     ending = [e for e in generation.faults if _has_rank(e)] or (generation.faults if _ended(generation) else [])
@@ -192,8 +218,7 @@ def _base(generation: Generation) -> int | None:
     resumed = [e["step"] for events in generation.by_slot.values() for e in events if e["kind"] in RESUMING]
     if resumed:
         return int(min(resumed))
-    first_steps = [events[0]["step"] - 1 for slot in generation.by_slot if (events := generation.steps(slot))]
-    return int(min(first_steps)) if first_steps else None
+    return min((int(steps.step[0]) - 1 for steps in generation.steps.values()), default=None)
 
 
 def root_fault(faults: Sequence[Event]) -> Event:
@@ -211,10 +236,17 @@ def injected_ns(generation: Generation, slot: int | None) -> int | None:
     """The last injected fault of a slot, if the slot finished no step after it."""
     events = generation.by_slot.get(slot, []) if slot is not None else []
     times: list[int] = [e["t_ns"] for e in events if e["kind"] == "fault_injected"]
-    out_ns = generation.all_out_ns
-    ends = [e["t1_ns"] for e in events if e["kind"] == "step" and (out_ns is None or e["t1_ns"] <= out_ns)]
-    last_step = max(ends, default=None)
-    return times[-1] if times and (last_step is None or last_step <= times[-1]) else None
+    if not times:
+        return None
+    last_step = _last_end_ns(generation, slot, generation.all_out_ns)
+    return times[-1] if last_step is None or last_step <= times[-1] else None
+
+
+def _last_end_ns(generation: Generation, slot: int | None, until_ns: int | None) -> int | None:
+    """When a slot's last step until a moment (None: of all) ended."""
+    steps = generation.steps.get(slot) if slot is not None else None
+    count = 0 if steps is None else len(steps) if until_ns is None else steps.num_until(until_ns)
+    return None if steps is None or not count else int(steps.t1_ns[count - 1])
 
 
 def _fault_ns(generation: Generation, declared_ns: int) -> int:
@@ -227,12 +259,10 @@ def _fault_ns(generation: Generation, declared_ns: int) -> int:
     for report in [*reports, *(e for e in generation.faults if e.get("rank") == guilty)]:
         if isinstance(report.get("fault_ns"), int):
             return int(report["fault_ns"])
-    signs = [
-        moment_ns(e)
-        for e in (generation.by_slot.get(guilty, []) if guilty is not None else [])
-        if e["kind"] not in ("leave", "exit") and moment_ns(e) <= declared_ns
-    ]
-    return max(signs, default=declared_ns)
+    events = generation.by_slot.get(guilty, []) if guilty is not None else []
+    signs = [e["t_ns"] for e in events if e["kind"] not in ("leave", "exit") and e["t_ns"] <= declared_ns]
+    last_step = _last_end_ns(generation, guilty, declared_ns)
+    return max([*signs, *([last_step] if last_step is not None else [])], default=declared_ns)
 
 
 def _all_out_ns(generation: Generation, after: Generation | None) -> int | None:

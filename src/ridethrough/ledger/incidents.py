@@ -11,8 +11,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ridethrough.ledger.history import Generation, History, history, moment_ns, root_fault
+import numpy as np
+
+from ridethrough.ledger.history import Generation, History, history, root_fault
 from ridethrough.ledger.reading import Event
+from ridethrough.ledger.steps import SplitEvents, Steps
 from ridethrough.ledger.walk import phase_intervals
 
 
@@ -53,7 +56,7 @@ class Incident:
         return {"id": data.pop("id"), "class": data.pop("class_"), **data}
 
 
-def incidents(events: Iterable[Event], end_ns: int | None = None) -> list[Incident]:
+def incidents(events: Iterable[Event] | SplitEvents, end_ns: int | None = None) -> list[Incident]:
     """All incidents in the order of their faults. Raises LedgerError as `history` does."""
     return history_incidents(history(events, end_ns))
 
@@ -61,10 +64,13 @@ def incidents(events: Iterable[Event], end_ns: int | None = None) -> list[Incide
 def history_incidents(past: History) -> list[Incident]:
     """The same from an already sorted history."""
     found: list[Incident] = []
+    past.generations  # noqa: B018 (numbers them)
+    first_ordinal = 0
     for job in past.jobs:
         for group in _groups(job.generations):
-            after = [g for g in job.generations if g.number > group[-1].number]
+            after = job.generations[group[-1].ordinal + 1 - first_ordinal :]
             found.append(_incident(group, after))
+        first_ordinal += len(job.generations)
     return found
 
 
@@ -85,7 +91,7 @@ def _same(group: list[Generation], generation: Generation) -> bool:
     ids = [g.incident["id"] for g in group if g.incident is not None]
     if ids and generation.incident is not None:
         return bool(ids[-1] == generation.incident["id"])
-    return generation.number == group[-1].number + 1 and not generation.steps()
+    return generation.number == group[-1].number + 1 and not generation.steps
 
 
 def _incident(group: list[Generation], after: list[Generation]) -> Incident:
@@ -96,7 +102,7 @@ def _incident(group: list[Generation], after: list[Generation]) -> Incident:
     decided = next((g.incident for g in reversed(group) if g.incident is not None), None)
     root: Event = said if said is not None else root_fault(first.faults)
     cause = root.get("root_cause") if said is not None else root.get("cause")
-    resumed = next((g for g in after if g.steps()), None)
+    resumed = next((g for g in after if g.steps), None)
     timing = _timing(first, resumed)
     reached = _reached(first)
     resumed_at = _resumed_at(resumed, after)
@@ -144,16 +150,15 @@ def _timing(first: Generation, resumed: Generation | None) -> dict[str, int]:
     stages["teardown"] = first.all_out_ns - first.declared_ns
     if resumed is None:
         return stages
-    done = {slot: min(steps, key=moment_ns) for slot in resumed.by_slot if (steps := resumed.steps(slot))}
-    slot = max(done, key=lambda s: moment_ns(done[s]))
-    step, enter, loop = done[slot], resumed.first("enter", slot), resumed.first("loop", slot)
-    begin = moment_ns(loop) if loop is not None else int(step["t0_ns"])
-    called = max(moment_ns(enter) if enter is not None else begin, first.all_out_ns)
-    restore = _restore_ns(resumed.by_slot[slot], called, begin)
+    slot = max(resumed.steps, key=lambda slot: int(resumed.steps[slot].t1_ns[0]))
+    step, enter, loop = resumed.steps[slot], resumed.first("enter", slot), resumed.first("loop", slot)
+    begin = int(loop["t_ns"]) if loop is not None else int(step.t0_ns[0])
+    called = max(int(enter["t_ns"]) if enter is not None else begin, first.all_out_ns)
+    restore = _restore_ns(resumed.by_slot.get(slot, []), called, begin)
     stages["rebuild"] = called - first.all_out_ns
     stages["init"] = begin - called - restore
     stages["restore"] = restore
-    stages["first_step"] = moment_ns(step) - begin
+    stages["first_step"] = int(step.t1_ns[0]) - begin
     return stages
 
 
@@ -170,8 +175,8 @@ def _restore_ns(events: list[Event], from_ns: int, to_ns: int) -> int:
 def _reached(generation: Generation) -> int:
     """The last finished step of any rank before the fault."""
     out_ns = generation.all_out_ns
-    done = [e["step"] for e in generation.steps() if out_ns is None or moment_ns(e) <= out_ns]
-    return int(max(done, default=generation.base or 0))
+    done = [_highest(steps, out_ns) for steps in generation.steps.values()]
+    return max([step for step in done if step is not None], default=generation.base or 0)
 
 
 def _resumed_at(resumed: Generation | None, after: list[Generation]) -> int | None:
@@ -186,10 +191,15 @@ def _caught_up_ns(reached: int, resumed: Generation | None, after: list[Generati
         return None
     target = max(reached, resumed.base + 1) if resumed.base >= reached else reached
     for generation in after:
-        ends = [moment_ns(e) for e in generation.steps() if e["step"] == target]
+        ends = [end for steps in generation.steps.values() for end in steps.t1_ns[steps.step == target].tolist()]
         if ends:
-            return max(ends)
+            return int(max(ends))
     return None
+
+
+def _highest(steps: Steps, until_ns: int | None) -> int | None:
+    count = len(steps) if until_ns is None else steps.num_until(until_ns)
+    return int(np.max(steps.step[:count])) if count else None
 
 
 def percentile(values: Sequence[float], percent: float) -> float:

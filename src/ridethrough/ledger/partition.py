@@ -9,30 +9,67 @@ The sum over states equals wall x slots, or LedgerError is raised; nothing is ev
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from ridethrough.ledger.history import History, history
+from ridethrough.ledger.lane import LOST, STEP, Lane, Painter, Segment
 from ridethrough.ledger.reading import Event, LedgerError, read_events
 from ridethrough.ledger.schema import STATES, UNATTRIBUTED_WARNING, UP
-from ridethrough.ledger.walk import Segment, walk_slot
+from ridethrough.ledger.steps import STATE_NAMES, Ints, SplitEvents
+from ridethrough.ledger.walk import first_signs, walk_slot
 
-__all__ = ["LedgerError", "Partition", "Segment", "partition", "partition_history", "read_events"]
+NUM_COLUMNS = 1500
+_KEPT_SEGMENTS = 2_000_000
+
+__all__ = [
+    "NUM_COLUMNS",
+    "LedgerError",
+    "Partition",
+    "Segment",
+    "partition",
+    "partition_history",
+    "read_events",
+    "rollback_bases",
+]
+
+
+class Picture(NamedTuple):
+    """A lane to draw: neighbours of one state joined. Where that leaves too many, the wall is divided into
+    `NUM_COLUMNS` equal pieces, each in the state that has most of it. `ends` in ns, `state` codes."""
+
+    ends: Ints
+    state: npt.NDArray[np.uint8]
+
+    def pieces(self, start_ns: int) -> Iterator[tuple[str, int, int]]:
+        """(state, t0, t1) of each."""
+        begin = start_ns
+        for end, code in zip(self.ends.tolist(), self.state.tolist(), strict=True):
+            yield STATE_NAMES[code], begin, end
+            begin = end
 
 
 @dataclass(frozen=True)
 class Partition:
     """Where the time of a run went. All times in ns of the run's clock.
 
-    `segments[slot]` covers `[start_ns, end_ns)` in order, without gap or overlap. `states_ns` has every state of
-    `STATES` in that order and sums to `wall_ns * slots` exactly.
+    `segments[slot]` covers `[start_ns, end_ns)` in order, without gap or overlap; a large run's lanes are computed
+    when they are asked for, and not kept. `states_ns` has every state of `STATES` in that order and sums to
+    `wall_ns * slots` exactly; `slot_ns[slot]` are the same of one slot (int64 by state). `pictures[slot]` is its lane
+    in at most `NUM_COLUMNS` pieces, to draw.
     """
 
     start_ns: int
     end_ns: int
     slots: int
     states_ns: dict[str, int]
-    segments: list[list[Segment]]
+    segments: Sequence[Sequence[Segment]]
+    slot_ns: npt.NDArray[np.int64]
+    pictures: list[Picture]
 
     @property
     def wall_ns(self) -> int:
@@ -68,7 +105,35 @@ class Partition:
         return ns / total if total else 0.0
 
 
-def partition(events: Iterable[Event], end_ns: int | None = None) -> Partition:
+class Lanes(Sequence[Lane]):
+    """The lanes of all slots; kept while they are few, painted anew when asked for otherwise."""
+
+    def __init__(self, paint: Callable[[int], Lane], slots: int) -> None:
+        self._paint = paint
+        self._slots = slots
+        self._kept: dict[int, Lane] = {}
+        self._room = _KEPT_SEGMENTS
+
+    def __len__(self) -> int:
+        return self._slots
+
+    def __getitem__(self, slot: int) -> Lane:  # type: ignore[override]
+        slot = range(self._slots)[slot]
+        lane = self._kept.get(slot)
+        if lane is None:
+            lane = self._paint(slot)
+            if len(lane) <= self._room:
+                self._room -= len(lane)
+                self._kept[slot] = lane
+        return lane
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and len(self) == len(other) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def partition(events: Iterable[Event] | SplitEvents, end_ns: int | None = None) -> Partition:
     """Divide the wall time of a run. `end_ns`: count a job that has no `job_end` until then (live figures; the step
     under way shows as `partial_step`); its last event if None. Raises LedgerError (see the module)."""
     return partition_history(history(events, end_ns))
@@ -76,15 +141,43 @@ def partition(events: Iterable[Event], end_ns: int | None = None) -> Partition:
 
 def partition_history(past: History) -> Partition:
     """The same from an already sorted history."""
-    segments = [_slot(past, slot) for slot in range(past.slots)]
-    _reclassify(past, segments)
-    states_ns = dict.fromkeys(STATES, 0)
-    for lane in segments:
-        for segment in lane:
-            states_ns[segment.state] += segment.t1 - segment.t0
-    part = Partition(past.start_ns, past.end_ns, past.slots, states_ns, segments)
-    check(part)
+    bases = _lost_above(past)
+    numbers = [generation.number for generation in past.generations]
+    signs = [first_signs(job) for job in past.jobs]
+    segments = Lanes(lambda slot: _lane(past, signs, bases, numbers, slot), past.slots)
+    slot_ns = np.zeros((past.slots, len(STATES)), np.int64)
+    pictures = []
+    for slot in range(past.slots):
+        lane = segments[slot]
+        _check_lane(lane, slot, past.start_ns, past.end_ns)
+        took = np.diff(lane.ends, prepend=lane.start_ns)
+        for code in np.unique(lane.state):
+            slot_ns[slot, code] = took[lane.state == code].sum()
+        pictures.append(picture(lane, past.start_ns, past.end_ns))
+    states_ns = {state: sum(slot_ns[:, code].tolist()) for code, state in enumerate(STATES)}
+    part = Partition(past.start_ns, past.end_ns, past.slots, states_ns, segments, slot_ns, pictures)
+    _check_sum(part)
     return part
+
+
+def picture(lane: Lane, start_ns: int, end_ns: int) -> Picture:
+    """The lane in at most `NUM_COLUMNS` pieces."""
+    exact = _joined(lane.ends, lane.state)
+    if len(exact.ends) <= NUM_COLUMNS:
+        return exact
+    edges = start_ns + (np.arange(1, NUM_COLUMNS + 1) * ((end_ns - start_ns) / NUM_COLUMNS)).astype(np.int64)
+    edges[-1] = end_ns
+    cuts = np.union1d(exact.ends, edges)
+    begins = np.concatenate([[start_ns], cuts[:-1]])
+    state = exact.state[np.minimum(np.searchsorted(exact.ends, begins, side="right"), len(exact.ends) - 1)]
+    column = np.minimum(np.searchsorted(edges, begins, side="right"), NUM_COLUMNS - 1)
+    shares = np.bincount(column * len(STATES) + state, cuts - begins, NUM_COLUMNS * len(STATES))
+    return _joined(edges, shares.reshape(NUM_COLUMNS, len(STATES)).argmax(axis=1).astype(np.uint8))
+
+
+def _joined(ends: Ints, state: npt.NDArray[np.uint8]) -> Picture:
+    last = np.append(state[1:] != state[:-1], True)[: len(state)]
+    return Picture(ends[last], state[last])
 
 
 def check(part: Partition) -> None:
@@ -97,18 +190,34 @@ def check(part: Partition) -> None:
             cursor = segment.t1
         if cursor != part.end_ns:
             raise LedgerError(f"slot {slot}: covered until {cursor}, not until the end {part.end_ns}")
+    _check_sum(part)
+
+
+def _check_lane(lane: Lane, slot: int, start_ns: int, end_ns: int) -> None:
+    """The same for a lane's columns: its ends rise strictly from the start to the end of the run."""
+    if len(lane) and (lane.start_ns != start_ns or not (np.diff(lane.ends, prepend=start_ns) > 0).all()):
+        raise LedgerError(f"slot {slot}: a segment does not begin where the last ended")
+    covered = int(lane.ends[-1]) if len(lane) else start_ns
+    if covered != end_ns:
+        raise LedgerError(f"slot {slot}: covered until {covered}, not until the end {end_ns}")
+
+
+def _check_sum(part: Partition) -> None:
     total, wall = sum(part.states_ns.values()), part.wall_ns * part.slots
     if total != wall:
         raise LedgerError(f"the states sum to {total} ns, wall x slots is {wall} ns: {total - wall:+} ns")
 
 
-def _slot(past: History, slot: int) -> list[Segment]:
+def _lane(past: History, signs: list[list[int]], bases: Ints, numbers: list[int], slot: int) -> Lane:
     """All jobs of one slot; between two jobs it is `queued`."""
-    lane: list[Segment] = []
+    painter = Painter(past.start_ns)
     for index, job in enumerate(past.jobs):
-        if index and past.jobs[index - 1].end_ns < job.start_ns:
-            lane.append(Segment("queued", past.jobs[index - 1].end_ns, job.start_ns, index, None, None))
-        lane.extend(walk_slot(job, index, slot))
+        painter.job, painter.ordinal, painter.end_ns = index, -1, job.end_ns
+        painter.to(job.start_ns, "queued")
+        walk_slot(painter, job, signs[index], slot)
+    lane = painter.lane(numbers)
+    lost = (lane.state == STEP) & (lane.ordinal >= 0) & (lane.step > bases[lane.ordinal])
+    lane.state[lost] = LOST
     return lane
 
 
@@ -123,17 +232,13 @@ def rollback_bases(past: History) -> dict[tuple[int, int], int]:
     for generation in reversed(past.generations):
         if lowest is not None:
             bases[generation.job, generation.number] = lowest
-        if generation.base is not None and (lowest is None or generation.steps()):
+        if generation.base is not None and (lowest is None or generation.steps):
             lowest = generation.base if lowest is None else min(lowest, generation.base)
     return bases
 
 
-def _reclassify(past: History, segments: list[list[Segment]]) -> None:
+def _lost_above(past: History) -> Ints:
+    """The same by ordinal; where nothing is lost, above every step."""
     bases = rollback_bases(past)
-    for lane in segments:
-        for place, segment in enumerate(lane):
-            if segment.state != "step" or segment.generation is None or segment.step is None:
-                continue
-            base = bases.get((segment.job, segment.generation))
-            if base is not None and segment.step > base:
-                lane[place] = segment._replace(state="lost_step")
+    never = np.iinfo(np.int64).max
+    return np.array([bases.get((g.job, g.number), never) for g in past.generations] or [never], np.int64)

@@ -9,6 +9,7 @@ the host). Times are `time.monotonic_ns()` of the host; the header ties them to 
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import socket
@@ -21,11 +22,13 @@ from typing import Any
 from ridethrough.ledger.schema import SCHEMA
 from ridethrough.version import __version__
 
+SEGMENT_BYTES = 8 << 20  # then the next file begins, and this one may become a block
 ROLES = ("agent", "coordinator", "worker", "keeper", "cli")
 
 
 class Recorder:
-    """The writing end of one process's event file, `events/<host>-<role>-<pid>.jsonl` (mode 0600).
+    """The writing end of one process's event files, `events/<host>-<role>-<pid>.jsonl` (mode 0600), and after every
+    8 MiB the next segment, `.1.jsonl`, `.2.jsonl` ...
 
     `run_dir` None makes every call a no-op. Make it in the process that writes (after a fork, not before).
     `emit` may be called from any thread. A write that fails (full disk) never disturbs training: it is
@@ -43,15 +46,42 @@ class Recorder:
         self._lock = threading.Lock()
         self._fd = -1
         self._torn = False
+        self._size = self._segment = 0
         if run_dir is None:
             return
         folder = Path(run_dir) / "events"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         host = socket.gethostname().replace("/", "_") or "host"
-        self.path = folder / f"{host}-{role}-{os.getpid()}.jsonl"
-        self._fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        os.fchmod(self._fd, 0o600)
-        self._torn = os.fstat(self._fd).st_size > 0  # a process id used again: never glue to a cut line
+        self._process = folder / f"{host}-{role}-{os.getpid()}"
+        self._open(self._first_free())
+
+    def _first_free(self) -> int:
+        """The segment to write to: 0, or the last one of a process that had this id before."""
+        name = self._process.name
+        last = 0
+        for file in self._process.parent.glob(f"{name}.*"):
+            number = file.name[len(name) + 1 :].split(".")[0]
+            last = max(last, (int(number) if number.isdigit() else 0) + (file.suffix == ".block"))
+        return last
+
+    def _open(self, number: int) -> None:
+        """Begin (or go on with) a segment, and close the one before. Raises OSError; then nothing has changed."""
+        path = self._process.with_name(self._process.name + (f".{number}.jsonl" if number else ".jsonl"))
+        fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        os.fchmod(fd, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # says that it is being written
+        except BlockingIOError:  # it is just being made a block
+            os.close(fd)
+            self._open(number + 1)
+            return
+        except OSError:
+            pass  # a file system without locks
+        if self._fd >= 0:
+            os.close(self._fd)
+        self.path, self._fd, self._segment = path, fd, number
+        self._size = os.fstat(fd).st_size
+        self._torn = self._size > 0  # a process id used again: never glue to a cut line
         if not self._torn:
             self._write(self._header())
 
@@ -69,6 +99,8 @@ class Recorder:
         with self._lock:
             if self._fd >= 0 and (not self._torn or self._mend()) and not self._write(line):
                 self.num_dropped += 1
+            if self._size >= SEGMENT_BYTES and not self._torn:
+                self._next_segment()
 
     def close(self) -> None:
         """Close the file; later calls of `emit` do nothing. May be called twice."""
@@ -82,6 +114,12 @@ class Recorder:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _next_segment(self) -> None:
+        try:
+            self._open(self._segment + 1)
+        except OSError:
+            self._size = 0  # this one goes on; tried again later
 
     def _header(self) -> bytes:
         mono, wall = time.monotonic_ns(), time.time_ns()
@@ -117,6 +155,7 @@ class Recorder:
         except OSError as error:
             written, reason = 0, str(error)
         if written == len(line):
+            self._size += written
             return True
         if not self.num_dropped:
             print(f"ridethrough: events of {self.path} are being lost: {reason}", file=sys.stderr, flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,17 +10,21 @@ from typing import Any
 from ridethrough.ledger.history import History, history
 from ridethrough.ledger.incidents import Incident, by_class, history_incidents
 from ridethrough.ledger.partition import Partition, partition_history
-from ridethrough.ledger.reading import Event, read_events
+from ridethrough.ledger.reading import Event, read_split
 from ridethrough.ledger.rundir import RunDir
+from ridethrough.ledger.steps import StepTable
 
 
 @dataclass(frozen=True)
 class RunLedger:
-    """A run read once: description, events, history, partition and incidents; reports are drawn from it."""
+    """A run read once: description, events, history, partition and incidents; reports are drawn from it.
+
+    `events` are all but the steps, in the order of time; `steps` are by rank."""
 
     run: dict[str, Any]
     path: Path
     events: list[Event]
+    steps: dict[int, StepTable]
     past: History
     part: Partition
     incidents: list[Incident]
@@ -31,9 +36,10 @@ def read_run(run_dir: Path | str, end_ns: int | None = None) -> RunLedger:
     Raises RunDirError (no run folder) or LedgerError (no events, damage, a sum that is not the wall).
     """
     run = RunDir.open(run_dir)
-    events = read_events(run.path)
-    past = history(events, end_ns)
-    return RunLedger(run.run_json(), run.path, events, past, partition_history(past), history_incidents(past))
+    split = read_split(run.path)
+    past = history(split, end_ns)
+    part = partition_history(past)
+    return RunLedger(run.run_json(), run.path, split.rest, split.steps, past, part, history_incidents(past))
 
 
 def summary(run_dir: Path | str, *, control_hash: str | None = None, end_ns: int | None = None) -> dict[str, Any]:
@@ -53,8 +59,8 @@ def ledger_summary(ledger: RunLedger, *, control_hash: str | None = None) -> dic
         "bitwise_equal": None if control_hash is None else control_hash == final.get("final_hash"),
         "control_hash": control_hash,
         "final_hash": final.get("final_hash"),
-        "steps": last["step"] if last is not None else 0,
-        "final_loss": final.get("final_loss", last.get("loss") if last is not None else None),
+        "steps": last[0],
+        "final_loss": final.get("final_loss", last[1]),
         "val_loss": final.get("val_loss"),
         "training_goodput": part.training_goodput,
         "infrastructure_goodput": part.infrastructure_goodput,
@@ -76,10 +82,13 @@ def final_results(events: list[Event]) -> dict[str, Any]:
     return min(reversed(latest), key=lambda e: int(e.get("rank", 0)))
 
 
-def _last_step(past: History) -> Event | None:
-    """The newest finished step, of the lowest rank that has it."""
+def _last_step(past: History) -> tuple[int, float | None]:
+    """The newest finished step (0: none), and its loss, of the lowest rank that has it."""
     for generation in reversed(past.generations):
-        steps = generation.steps()
-        if steps:
-            return max(steps, key=lambda e: (e["step"], -e["rank"]))
-    return None
+        if generation.steps:
+            reached = {rank: int(steps.step[-1]) for rank, steps in generation.steps.items()}
+            rank = min(reached, key=lambda rank: (-reached[rank], rank))
+            losses = generation.steps[rank].metric("loss")
+            loss = None if losses is None or not math.isfinite(losses[-1]) else float(losses[-1])
+            return reached[rank], loss
+    return 0, None

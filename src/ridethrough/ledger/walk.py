@@ -1,82 +1,27 @@
-"""Walks one slot through a job and says what it did at every nanosecond. Pure.
-
-The painter only ever moves forward: what is painted stays, so segments join without gap or overlap by construction,
-also when two processes of the slot (a dead one and its replacement) contradict each other by a few microseconds.
-"""
+"""Walks one slot through a job and says what it did at every nanosecond. Pure."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from itertools import takewhile
-from typing import NamedTuple
+from itertools import accumulate, takewhile
 
-from ridethrough.ledger.history import Generation, Job, injected_ns, moment_ns
+from ridethrough.ledger.history import Generation, Job, injected_ns
+from ridethrough.ledger.lane import Interval, Painter
 from ridethrough.ledger.reading import Event
-from ridethrough.ledger.schema import STATES
+from ridethrough.ledger.steps import STATE_NAMES, Steps
 
 PHASE_STATES = {"load": "restore", "eval": "eval", "save": "snapshot_stall"}
 
 
-class Segment(NamedTuple):
-    """`[t0, t1)` in one state; ns of the run's clock. `step` is set for finished steps and what lies inside."""
-
-    state: str
-    t0: int
-    t1: int
-    job: int
-    generation: int | None
-    step: int | None
-
-
-class Interval(NamedTuple):
-    """A carved-out activity; `end` None: it never ended."""
-
-    state: str
-    begin: int
-    end: int | None
-
-
-class Painter:
-    """Appends segments from a cursor on; a moment before the cursor paints nothing."""
-
-    def __init__(self, job: int, start_ns: int, end_ns: int) -> None:
-        self.segments: list[Segment] = []
-        self.cursor = start_ns
-        self._end_ns = end_ns
-        self._job = job
-        self.generation: int | None = None
-
-    def to(self, t_ns: int, state: str, step: int | None = None) -> None:
-        t_ns = min(t_ns, self._end_ns)
-        if t_ns <= self.cursor:
-            return
-        last = self.segments[-1] if self.segments else None
-        new = Segment(state, self.cursor, t_ns, self._job, self.generation, step)
-        if last is not None and (last.state, *last[3:]) == (state, *new[3:]) and state != "step":
-            self.segments[-1] = last._replace(t1=t_ns)
-        else:
-            self.segments.append(new)
-        self.cursor = t_ns
-
-    def fill(self, t_ns: int, base: str, carved: Iterable[Interval], step: int | None = None) -> None:
-        """Up to `t_ns`: the carved intervals where they lie, `base` in between."""
-        for state, begin, end in carved:
-            if begin >= t_ns:
-                break
-            if end is None or end > self.cursor:
-                self.to(min(begin, t_ns), base, step)
-                self.to(t_ns if end is None else min(end, t_ns), state, step)
-        self.to(t_ns, base, step)
-
-
-def walk_slot(job: Job, index: int, slot: int) -> list[Segment]:
-    """Segments of one slot, without gap from the job's start to its end; rolled back steps are still `step`."""
-    painter = Painter(index, job.start_ns, job.end_ns)
+def walk_slot(painter: Painter, job: Job, signs: list[int], slot: int) -> None:
+    """Paint one slot from the painter's cursor, the job's start, to the job's end. Rolled back steps are still
+    `step`. `signs`: `first_signs(job)`."""
+    painter.end_ns = job.end_ns
+    enters = _first_enters(job, slot)
     idle = "launch"  # what it is while no training function runs
     for place, generation in enumerate(job.generations):
-        later = job.generations[place + 1 :]
-        painter.generation = generation.number
+        painter.ordinal = generation.ordinal
         if generation.ranks is not None and slot not in generation.ranks:
             if generation.plan_ns is not None:
                 painter.to(generation.plan_ns, idle)
@@ -85,31 +30,35 @@ def walk_slot(job: Job, index: int, slot: int) -> list[Segment]:
         if idle == "degraded" and generation.plan_ns is not None:
             painter.to(generation.plan_ns, idle)
             idle = "rebuild"
-        end_ns = _end_ns(job, later)
-        stays = _live(painter, job, generation, slot, idle, end_ns, _hard_limit(job, generation, later, slot))
+        end_ns = signs[place + 1]
+        out = generation.all_out_ns if generation.all_out_ns is not None else job.end_ns
+        stays = _live(painter, job, generation, slot, idle, end_ns, min(job.end_ns, out, enters[place + 1]))
         if generation.declared_ns is not None:
             painter.to(generation.declared_ns, "detect")
             painter.to(end_ns if generation.all_out_ns is None else generation.all_out_ns, "teardown")
             idle = "rebuild"
-        elif later:
+        elif place + 1 < len(job.generations):
             painter.to(end_ns, stays)
             idle = "rebuild" if generation.first("enter", slot) else idle
         else:
             idle = stays
     painter.to(job.end_ns, idle)
-    return painter.segments
 
 
-def _end_ns(job: Job, later: list[Generation]) -> int:
-    """The first sign of a later generation, else the job's end."""
-    return min((g.first_ns for g in later if g.first_ns is not None), default=job.end_ns)
+def first_signs(job: Job) -> list[int]:
+    """For each place: the first sign of that generation or a later one; the job's end after the last."""
+    signs = [g.first_ns for g in job.generations]
+    return _running_least([job.end_ns if sign is None else sign for sign in signs], job.end_ns)
 
 
-def _hard_limit(job: Job, generation: Generation, later: list[Generation], slot: int) -> int:
-    """A step that ends later than this is no step of a member: the slot's next owner is in, or all were out."""
-    enters = [moment_ns(e) for g in later if (e := g.first("enter", slot)) is not None]
-    out = [generation.all_out_ns] if generation.all_out_ns is not None else []
-    return min([job.end_ns, *out, *enters])
+def _first_enters(job: Job, slot: int) -> list[int]:
+    """The same for when the slot entered: a step that ends later is no step of a member, its next owner is in."""
+    enters = [g.first("enter", slot) for g in job.generations]
+    return _running_least([job.end_ns if e is None else e["t_ns"] for e in enters], job.end_ns)
+
+
+def _running_least(times: list[int], end_ns: int) -> list[int]:
+    return list(accumulate([end_ns, *reversed(times)], min))[::-1]
 
 
 def _live(painter: Painter, job: Job, generation: Generation, slot: int, idle: str, end_ns: int, limit_ns: int) -> str:
@@ -120,29 +69,31 @@ def _live(painter: Painter, job: Job, generation: Generation, slot: int, idle: s
         cut = generation.fault_ns if own is None else min(own, generation.fault_ns)
     events = generation.by_slot.get(slot, [])
     phases = deque(phase_intervals(events))
+    steps = generation.steps.get(slot)
+    done, total = 0, steps.num_until(limit_ns) if steps is not None else 0
     base = idle
     for event in events:
-        kind, t_ns = event["kind"], moment_ns(event)
-        if kind == "step":
-            if t_ns <= limit_ns:
-                gap = "unattributed" if base == "partial_step" else base
-                painter.fill(event["t0_ns"], gap, phases)
-                painter.fill(t_ns, "step", _carved(event, phases), event["step"])
-                base = "partial_step"
-                while phases and phases[0].end is not None and phases[0].end <= painter.cursor:
-                    phases.popleft()
-        elif t_ns > cut:
+        kind, t_ns = event["kind"], event["t_ns"]
+        if kind not in ("enter", "loop", "finish", "exit"):
             continue
-        elif kind == "enter":
+        if steps is not None and done < total and (until := min(total, steps.num_until(t_ns))) > done:
+            _steps(painter, steps, done, until, base, phases)
+            base, done = "partial_step", until
+        if t_ns > cut:
+            continue
+        if kind == "enter":
             painter.to(t_ns, base)
             base = "init"
         elif kind == "loop":
             painter.fill(t_ns, base, phases)
             base = "partial_step"
-        elif kind == "finish" or (kind == "exit" and event.get("code") == 0):
+        elif kind == "finish" or event.get("code") == 0:
             phases = deque(p for p in phases if p.state != "snapshot_stall")  # the last save belongs to it
             painter.fill(t_ns, "finish" if base == "partial_step" else base, phases)
             base = "finish"
+    if steps is not None and done < total:
+        _steps(painter, steps, done, total, base, phases)
+        base = "partial_step"
     if generation.declared_ns is None:
         died = next((e for e in job.exits if e["rank"] == slot and painter.cursor <= e["t_ns"] < cut), None)
         if died is not None and base not in ("finish", idle):
@@ -150,6 +101,22 @@ def _live(painter: Painter, job: Job, generation: Generation, slot: int, idle: s
             return "finish" if died.get("exit_code") == 0 else "unattributed"
     painter.fill(cut, base, phases if base != idle else ())
     return base
+
+
+def _steps(painter: Painter, steps: Steps, first: int, last: int, base: str, phases: deque[Interval]) -> None:
+    """Paint steps: where nothing else happens all at once, around a long phase one by one."""
+    gap = "unattributed" if base == "partial_step" else base
+    while first < last:
+        while phases and phases[0].end is not None and phases[0].end <= painter.cursor:
+            phases.popleft()
+        clear = min(last, steps.num_until(phases[0].begin)) if phases else last
+        painted = painter.steps(steps, first, clear, gap) if clear > first else 0
+        if not painted:
+            painter.fill(int(steps.t0_ns[first]), gap, phases)
+            painter.fill(int(steps.t1_ns[first]), "step", _carved(steps, first, phases), int(steps.step[first]))
+            painted = 1
+        first += painted
+        gap = "unattributed"
 
 
 def phase_intervals(events: list[Event]) -> list[Interval]:
@@ -186,12 +153,9 @@ def _nested(events: list[Event]) -> list[Interval]:
     return done
 
 
-def _carved(event: Event, phases: Iterable[Interval]) -> list[Interval]:
+def _carved(steps: Steps, row: int, phases: Iterable[Interval]) -> list[Interval]:
     """A step's own parts and the phases that lie inside of it; the painter lets the first of two that overlap win."""
-    t0, t1 = event["t0_ns"], event["t1_ns"]
-    parts = [
-        Interval(state if state in STATES else "unattributed", max(a, t0), min(b, t1))
-        for state, a, b in event.get("parts") or ()
-    ]
+    t0, t1 = int(steps.t0_ns[row]), int(steps.t1_ns[row])
+    parts = [Interval(STATE_NAMES[state], max(a, t0), min(b, t1)) for state, a, b in steps.parts(row)]
     inside = [p for p in takewhile(lambda p: p.begin < t1, phases) if p.end is None or p.end > t0]
     return sorted(parts + inside, key=lambda p: p.begin) if inside else parts

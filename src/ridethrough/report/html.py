@@ -61,13 +61,21 @@ svg text.head{font-weight:bold}.grid{stroke:var(--line)}
 """
 
 
-def write_report(run_dir: Path | str, *, control_hash: str | None = None, end_ns: int | None = None) -> Path:
-    """Write `report.html` (mode 0600, replaced atomically) into the run's folder and return its path.
+def write_report(
+    run_dir: Path | str,
+    *,
+    control_hash: str | None = None,
+    end_ns: int | None = None,
+    to: Path | None = None,
+    plain: bool = False,
+) -> Path:
+    """Write `report.html` (mode 0600, replaced atomically) into the run's folder, or to `to`, and return its path.
 
-    Raises RunDirError or LedgerError as `read_run` does, OSError if the folder cannot be written.
+    `plain`: SVG without any script, also where plotly is installed. Raises RunDirError or LedgerError as `read_run`
+    does, OSError if the file cannot be written.
     """
     ledger = read_run(run_dir, end_ns)
-    path = ledger.path / "report.html"
+    path = ledger.path / "report.html" if to is None else to
     write_private(path, render(ledger, control_hash=control_hash).encode())
     return path
 
@@ -87,7 +95,7 @@ def render(ledger: RunLedger, *, control_hash: str | None = None) -> str:
         timeline(part, found),
         _legend({state: state for state in STATES if part.states_ns[state]}),
         "<h2>Steps</h2>",
-        step_curves(ledger.events, found),
+        step_curves(ledger.past, found),
         "<h2>Recovery by stage</h2>",
         recovery(found),
         _legend(_STAGE_STATE) if found else "",

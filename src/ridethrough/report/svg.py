@@ -6,23 +6,25 @@ Colours come from classes that the page's style sheet defines for light and dark
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from html import escape
 
+import numpy as np
+
+from ridethrough.ledger.history import History
 from ridethrough.ledger.incidents import Incident
-from ridethrough.ledger.partition import Partition, Segment
-from ridethrough.ledger.reading import Event
+from ridethrough.ledger.partition import Partition
 from ridethrough.ledger.schema import STAGES
+from ridethrough.ledger.steps import Floats, Ints
 
 WIDTH = 1000
-_COLUMNS = 1500  # a lane is drawn with at most so many pieces
 _POINTS = 1200  # of a curve
 MAX_LANES = 128
 
 
 def timeline(part: Partition, incidents: Sequence[Incident]) -> str:
     """One lane per rank, coloured by state, with a mark at each incident. The first `MAX_LANES` ranks."""
-    lanes = part.segments[:MAX_LANES]
+    lanes = part.pictures[:MAX_LANES]
     left, top, height = 60, 24, 22 if len(lanes) <= 16 else 9
     bottom = top + len(lanes) * (height + 3)
     scale = (WIDTH - left - 14) / max(1, part.wall_ns)
@@ -36,7 +38,7 @@ def timeline(part: Partition, incidents: Sequence[Incident]) -> str:
         out.append(
             f'<text class="axis" x="{left - 6}" y="{y + height * 0.75:.0f}" text-anchor="end">rank {slot}</text>'
         )
-        for state, t0, t1 in _pieces(lane, part):
+        for state, t0, t1 in lane.pieces(part.start_ns):
             width = max(x(t1) - x(t0), 0.3)
             tip = f"rank {slot}: {state} {(t1 - t0) / 1e9:.3f} s from {(t0 - part.start_ns) / 1e9:.3f} s"
             out.append(
@@ -54,76 +56,31 @@ def timeline(part: Partition, incidents: Sequence[Incident]) -> str:
     return _svg(bottom + 26, "Timeline of every rank by state", out)
 
 
-def _pieces(lane: Sequence[Segment], part: Partition) -> list[tuple[str, int, int]]:
-    """Neighbours of one state joined; a lane with too many pieces becomes columns of the state with most time."""
-    joined: list[tuple[str, int, int]] = []
-    for segment in lane:
-        if joined and joined[-1][0] == segment.state:
-            joined[-1] = (segment.state, joined[-1][1], segment.t1)
-        else:
-            joined.append((segment.state, segment.t0, segment.t1))
-    if len(joined) <= _COLUMNS:
-        return joined
-    width = max(1, part.wall_ns // _COLUMNS + 1)
-    columns: list[dict[str, int]] = [{} for _ in range(_COLUMNS)]
-    for state, t0, t1 in joined:
-        for column in range((t0 - part.start_ns) // width, (t1 - 1 - part.start_ns) // width + 1):
-            begin = part.start_ns + column * width
-            share = min(t1, begin + width) - max(t0, begin)
-            columns[column][state] = columns[column].get(state, 0) + share
-    out: list[tuple[str, int, int]] = []
-    for column, shares in enumerate(columns):
-        if not shares:
-            continue
-        state = max(shares, key=lambda name: shares[name])
-        begin = part.start_ns + column * width
-        end = min(begin + width, part.end_ns)
-        if out and out[-1][0] == state:
-            out[-1] = (state, out[-1][1], end)
-        else:
-            out.append((state, begin, end))
-    return out
-
-
-def step_curves(events: Sequence[Event], incidents: Sequence[Incident]) -> str:
+def step_curves(past: History, incidents: Sequence[Incident]) -> str:
     """Step time and loss over steps, one line per generation; an arrow back where a recovery rolled back to."""
-    steps = [event for event in events if event["kind"] == "step"]
-    if not steps:
+    rank = min((rank for generation in past.generations for rank in generation.steps), default=None)
+    if rank is None:
         return "<p>No step was finished.</p>"
-    rank = min(event["rank"] for event in steps)
-    mine = [event for event in steps if event["rank"] == rank]
-    runs = _by_generation(mine)
+    runs = [generation.steps[rank] for generation in past.generations if rank in generation.steps]
     parts = [
-        _curve("Step time (s)", runs, lambda e: (e["t1_ns"] - e["t0_ns"]) / 1e9, incidents, zero=True),
-        _curve("Loss", runs, lambda e: e.get("loss"), incidents, zero=False),
+        _curve("Step time (s)", [(r.step, (r.t1_ns - r.t0_ns) / 1e9) for r in runs], incidents, zero=True),
+        _curve("Loss", [(r.step, v) for r in runs if (v := r.metric("loss")) is not None], incidents, zero=False),
     ]
     return f"<p>Rank {rank}.</p>" + "".join(parts)
 
 
-def _by_generation(steps: Sequence[Event]) -> list[list[Event]]:
-    runs: list[list[Event]] = []
-    for event in steps:
-        if runs and runs[-1][-1]["generation"] == event["generation"] and event["step"] > runs[-1][-1]["step"]:
-            runs[-1].append(event)
-        else:
-            runs.append([event])
-    return runs
-
-
 def _curve(
     title: str,
-    runs: list[list[Event]],
-    value: Callable[[Event], float | None],
+    runs: Sequence[tuple[Ints, Floats]],
     incidents: Sequence[Incident],
     zero: bool,
 ) -> str:
-    series = [
-        [(int(e["step"]), float(v)) for e in run if isinstance(v := value(e), (int, float)) and math.isfinite(v)]
-        for run in runs
-    ]
-    values = [v for points in series for _, v in points]
-    if not values:
+    finite = [(steps[some], found[some]) for steps, found in runs if (some := np.isfinite(found)).any()]
+    if not finite:
         return ""
+    longest = max(sum(len(steps) for steps, _ in finite) // _POINTS, 1)
+    series = [_thinned(*points, longest) for points in finite]
+    values = [v for points in series for _, v in points]
     left, top, right, bottom = 60, 40, WIDTH - 14, 200
     low, high = (0.0 if zero else min(values)), max(values)
     high = high if high > low else low + 1.0
@@ -140,10 +97,9 @@ def _curve(
         kept = next((s[0][0] - 1 for s in series[place + 1 :] if s), None)
         lost = [p for p in points if kept is not None and p[0] > kept]
         good = [p for p in points if kept is None or p[0] <= kept]
-        for name, some in (("curve", good), ("curve lost", [*good[-1:], *lost] if lost else [])):
-            thin = some[:: max(1, len(some) // _POINTS)]
-            if thin:
-                path = " ".join(f"{x(s):.1f},{y(v):.1f}" for s, v in thin)
+        for name, line in (("curve", good), ("curve lost", [*good[-1:], *lost] if lost else [])):
+            if line:
+                path = " ".join(f"{x(s):.1f},{y(v):.1f}" for s, v in line)
                 out.append(f'<polyline class="{name}" points="{path}"/>')
     for number, i in enumerate(incidents, 1):
         if i.resumed_at is None or i.steps_lost is None:
@@ -160,6 +116,16 @@ def _curve(
         out.append(f'<line class="grid" x1="{left}" x2="{right}" y1="{y(v):.1f}" y2="{y(v):.1f}"/>')
     out += _axis_x(left, right, bottom + 2, 0, last, "")
     return _svg(bottom + 26, f"{title} over steps", out)
+
+
+def _thinned(steps: Ints, values: Floats, every: int) -> list[tuple[int, float]]:
+    """Of each `every` points the first and the highest, so that no peak is lost."""
+    if every == 1:
+        return list(zip(steps.tolist(), values.tolist(), strict=True))
+    kept = set(range(0, len(values), every))
+    kept |= {at + int(np.argmax(values[at : at + every])) for at in range(0, len(values), every)}
+    order = sorted(kept)
+    return list(zip(steps[order].tolist(), values[order].tolist(), strict=True))
 
 
 def recovery(incidents: Sequence[Incident]) -> str:

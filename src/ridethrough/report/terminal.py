@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from ridethrough.ledger.history import History
 from ridethrough.ledger.incidents import Incident
 from ridethrough.ledger.partition import Partition
-from ridethrough.ledger.reading import Event
 from ridethrough.ledger.schema import UP
 from ridethrough.ledger.summary import RunLedger, final_results
 
@@ -20,7 +21,7 @@ def print_run(console: Console, ledger: RunLedger) -> None:
     console.print(goodput_lines(ledger.part))
     if ledger.part.warning:
         console.print(f"[yellow]warning:[/] {escape(ledger.part.warning)}")
-    console.print(losses_table(ledger.events))
+    console.print(losses_table(ledger))
 
 
 def incidents_table(found: list[Incident]) -> Table:
@@ -74,17 +75,17 @@ def goodput_lines(part: Partition) -> str:
     )
 
 
-def losses_table(events: list[Event], rows: int = 8) -> Table:
+def losses_table(ledger: RunLedger, rows: int = 8) -> Table:
     """Training loss at some steps, the newest word on each, and the final results."""
     table = Table(title="Losses", title_justify="left")
     table.add_column("step", justify="right")
     table.add_column("loss", justify="right")
-    points = losses(events)
+    points = losses(ledger.past)
     every = max(1, -(-len(points) // rows))
     shown = [p for n, p in enumerate(points, 1) if n % every == 0 or n in (1, len(points))]
     for step, loss in shown:
         table.add_row(str(step), f"{loss:.6f}")
-    final = final_results(events)
+    final = final_results(ledger.events)
     table.add_section()
     for name in ("final_loss", "val_loss"):
         if isinstance(final.get(name), (int, float)):
@@ -92,11 +93,16 @@ def losses_table(events: list[Event], rows: int = 8) -> Table:
     return table
 
 
-def losses(events: list[Event]) -> list[tuple[int, float]]:
+def losses(past: History) -> list[tuple[int, float]]:
     """`(step, loss)` in the order of steps, of the lowest rank that logged any: the newest value of each step."""
-    logged = [e for e in events if e["kind"] == "step" and isinstance(e.get("loss"), (int, float))]
-    rank = min((e["rank"] for e in logged), default=0)
-    newest = {int(e["step"]): float(e["loss"]) for e in logged if e["rank"] == rank}  # events are in order of time
+    ranks = [r for g in past.generations for r, s in g.steps.items() if s.metric("loss") is not None]
+    newest: dict[int, float] = {}
+    for generation in past.generations:
+        steps = generation.steps.get(min(ranks)) if ranks else None
+        values = steps.metric("loss") if steps is not None else None
+        if steps is not None and values is not None:
+            good = np.isfinite(values)
+            newest.update(zip(steps.step[good].tolist(), values[good].tolist(), strict=True))
     return sorted(newest.items())
 
 
