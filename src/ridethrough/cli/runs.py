@@ -1,0 +1,212 @@
+"""`ridethrough runs`: the record of all runs below a root: list, show, search, compare, note, export."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from ridethrough.cli.json_option import JsonCommand, JsonOption, write_json
+from ridethrough.cli.run_argument import RunName, Runs, find, index_of, read
+from ridethrough.cli.table import print_table
+from ridethrough.cli.usage import fail, usage_errors
+
+app = typer.Typer(
+    rich_markup_mode="markdown",
+    no_args_is_help=True,
+    help="The record of all runs below a root (--runs DIR, else RIDETHROUGH_RUNS, else ./runs).",
+)
+
+
+@app.command("ls", cls=JsonCommand)
+def ls(
+    runs: Runs = None,
+    tag: Annotated[str | None, typer.Option("--tag", help="Only runs with this tag.")] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="At most so many, the newest first.")] = 50,
+    rebuild: Annotated[bool, typer.Option("--rebuild", help="Read every run anew.")] = False,
+    json: JsonOption = None,
+) -> None:
+    """List runs, the newest first. A run that can't be read is listed with its problem."""
+    with index_of(runs, rebuild=rebuild) as index:
+        found = index.runs(tag=tag)
+    if json is not None:
+        write_json(found[:limit], json)
+        return
+    if not found:
+        print(f"no run in {index.root}" + (f" with tag {tag}" if tag else ""))
+        return
+    header = ["run", "created", "result", "steps", "goodput", "infra", "incidents", "tags"]
+    print_table(header, [_listed(run) for run in found[:limit]])
+    if len(found) > limit:
+        print(f"and {len(found) - limit} older ones: --limit shows more")
+
+
+@app.command("show", cls=JsonCommand)
+def show(run: RunName, runs: Runs = None, json: JsonOption = None) -> None:
+    """One run: how it ended, its incidents, where the time went, goodputs, losses, notes.
+
+    `--json` prints the summary that `demo --json` prints.
+    """
+    from ridethrough.ledger.summary import ledger_summary
+    from ridethrough.report.notes import read_notes
+    from ridethrough.report.terminal import print_run
+
+    path = find(runs, run)
+    ledger = read(path)
+    if json is not None:
+        write_json(ledger_summary(ledger), json)
+        return
+    result = ledger.run["result"]
+    print(f"run {ledger.run['run_id']} of {ledger.run['created']} on {ledger.run['host']}")
+    print("not ended" if result is None else f"ended with code {result['code']}: {result['reason']}")
+    print(f"command: {' '.join(ledger.run['command'])}")
+    print(f"config {ledger.run['config_hash']}, fault schedule {ledger.run['schedule_hash'] or 'none'}")
+    for note in read_notes(path):
+        print(f"note of {note.created} by {note.author}: {note.text} {' '.join(f'[{t}]' for t in note.tags)}".rstrip())
+    print_run(Console(highlight=False), ledger)
+
+
+@app.command("search", cls=JsonCommand)
+def search(
+    words: Annotated[list[str], typer.Argument(metavar="WORDS...", help="All of them must occur in the run.")],
+    runs: Runs = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="At most so many runs, the best first.")] = 20,
+    json: JsonOption = None,
+) -> None:
+    """Find runs by words in config, command, tracebacks, stacks, benchmark results, notes and tags.
+
+    Every word must occur somewhere in the run, as a word or as the beginning of one.
+
+    Example:
+
+        ridethrough runs search "nccl timeout 900"
+    """
+    query = " ".join(words)
+    with index_of(runs) as index:
+        hits = index.search(query, limit=limit)
+        shown = {hit.run_id: index.run(hit.run_id) or {} for hit in hits}
+    if json is not None:
+        places = {hit.run_id: [{"source": s, "excerpt": e} for s, e in hit.places] for hit in hits}
+        write_json([{**shown[hit.run_id], "places": places[hit.run_id]} for hit in hits], json)
+        return
+    if not hits:
+        print(f"nothing in {index.root} has all of: {query}")
+        raise typer.Exit(1)
+    for hit in hits:
+        print("  ".join(cell for cell in _listed(shown[hit.run_id]) if cell))
+        for source, excerpt in hit.places:
+            print(f"    {source}: {excerpt}")
+
+
+@app.command("compare", cls=JsonCommand)
+def compare_command(
+    a: RunName,
+    b: RunName,
+    runs: Runs = None,
+    any_schedule: Annotated[
+        bool, typer.Option("--any-schedule", help="Compare also runs under different fault schedules.")
+    ] = False,
+    json: JsonOption = None,
+) -> None:
+    """Two runs side by side: what differs in config and versions, and the figures.
+
+    Refuses runs under different fault schedules, since their goodputs say nothing about each other.
+    """
+    from ridethrough.report.compare import IncomparableError, compare
+
+    with usage_errors(IncomparableError):
+        found = compare(read(find(runs, a)), read(find(runs, b)), any_schedule=any_schedule)
+    if json is not None:
+        write_json(found.as_json(), json)
+        return
+    rows: list[list[str]] = []
+    if found.schedule_hashes[0] != found.schedule_hashes[1]:
+        rows.append(["fault schedule", *(h or "none" for h in found.schedule_hashes)])
+    for title, pairs in (("config", found.config), ("version", found.versions)):
+        rows += [[f"{title} {key}", str(x), str(y)] for key, (x, y) in pairs.items()]
+    if not found.config:
+        print("the configs are the same")
+    rows += [[name, _figure(x), _figure(y)] for name, (x, y) in found.figures.items()]
+    rows += [[f"{state} (s)", f"{x:.3f}", f"{y:.3f}"] for state, (x, y) in found.states_s.items() if x or y]
+    print_table(["", found.a, found.b], rows)
+    if found.same_result is not None:
+        print(f"final parameters and optimizer equal, bit for bit: {'yes' if found.same_result else 'no'}")
+
+
+@app.command("note", cls=JsonCommand)
+def note(
+    run: RunName,
+    text: Annotated[list[str] | None, typer.Argument(metavar="[TEXT...]", help="What there is to say.")] = None,
+    tag: Annotated[list[str] | None, typer.Option("--tag", help="A tag; may be repeated.")] = None,
+    runs: Runs = None,
+    json: JsonOption = None,
+) -> None:
+    """Write a note into a run, or print its notes when neither text nor tags are given."""
+    from ridethrough.report.notes import add_note, read_notes
+
+    path = find(runs, run)
+    if text or tag:
+        try:
+            add_note(path, " ".join(text or []), tag)
+        except OSError as error:
+            fail(f"{path} cannot be written ({error.strerror}): notes need the rights of the run's owner")
+    found = read_notes(path)
+    if json is not None:
+        write_json(
+            [{"created": n.created, "author": n.author, "text": n.text, "tags": list(n.tags)} for n in found], json
+        )
+        return
+    print_table(["written", "by", "note", "tags"], [[n.created, n.author, n.text, " ".join(n.tags)] for n in found])
+
+
+@app.command("export")
+def export(
+    to: Annotated[Path, typer.Option("--to", metavar="FILE", help="A .csv, .json or .jsonl file; it is replaced.")],
+    run: Annotated[
+        list[str] | None, typer.Argument(metavar="[RUN...]", help="Runs to export; else all of the root.")
+    ] = None,
+    what: Annotated[
+        str, typer.Option("--what", help="runs (one row each), incidents, steps, or events (as they are, .jsonl).")
+    ] = "runs",
+    runs: Runs = None,
+) -> None:
+    """Write runs, incidents, steps or raw events of all or some runs into one file for other tools.
+
+    Examples:
+
+        ridethrough runs export --to runs.csv
+        ridethrough runs export latest --what steps --to steps.csv
+    """
+    from ridethrough.report.export import ExportError, export_rows
+
+    with usage_errors(ExportError):
+        if run or what in ("steps", "events"):
+            with index_of(runs) as index:
+                paths = [find(runs, name) for name in run or []] or [index.root / r["run_id"] for r in index.runs()]
+            count = export_rows(what, to, paths=paths)
+        else:
+            with index_of(runs) as index:
+                count = export_rows(what, to, index=index)
+    print(f"{count} {what} written to {to}")
+
+
+def _listed(run: dict[str, Any]) -> list[str]:
+    result = "-" if run["code"] is None else str(run["code"])
+    if run["problem"]:
+        return [run["run_id"], run["created"] or "-", run["problem"], "", "", "", "", " ".join(run["tags"])]
+    return [
+        run["run_id"],
+        run["created"] or "-",
+        result,
+        str(run["steps"]),
+        f"{run['training_goodput']:.2%}",
+        f"{run['infrastructure_goodput']:.2%}",
+        str(run["num_incidents"]),
+        " ".join(run["tags"]),
+    ]
+
+
+def _figure(value: Any) -> str:
+    return "-" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
