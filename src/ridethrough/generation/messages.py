@@ -135,15 +135,20 @@ class StepAt(_Message):
 
 class Situation(_Message):
     """Where a rank is, for finding out who holds up the others. `within_cap`: it is in a phase that may take long,
-    and has not yet. `since_ns` is its last sign of progress, on its own host's monotonic clock."""
+    and has not yet; `overdue`: its own limit is over. `groups`: collectives begun, by the process group's key.
+    `silent`: none of its Python threads has run for a while. `since_ns` is its last sign of progress, on its own host's
+    monotonic clock."""
 
-    worker: str
-    pid: int
+    worker: str = ""
+    pid: int = 0
     phase: str
     step: int
-    collectives: int
-    within_cap: bool
-    since_ns: int
+    collectives: int = 0
+    groups: dict[str, int] = Field(default_factory=dict)
+    within_cap: bool = False
+    overdue: bool = False
+    silent: bool = False
+    since_ns: int = 0
 
 
 class HangSuspected(_Message):

@@ -32,12 +32,15 @@ _FIELDS = (
     "resumed_ns",
 )
 _RECENT_AT, _RECENT = 64, 16  # a ring of the durations of the last steps
+_GROUPS_AT, _GROUPS = 96, 64  # pairs (group's key, collectives begun on it), and their number in the word before
 _AT = {name: index for index, name in enumerate(_FIELDS)}
 
-# "outside": between generations. The others are the phases of the ledger; "step" is the loop's body.
+# "outside": between generations; "group": making the process groups, after the rest of "recovery"; "held": done,
+# waiting for the others. The others are the phases of the ledger; "step" is the loop's body.
 PHASES = (
     "outside",
     "recovery",
+    "group",
     "init",
     "load",
     "first_step",
@@ -59,9 +62,11 @@ _IN_STEP_CODES = frozenset(_CODE[name] for name in IN_STEP)
 @dataclass(frozen=True)
 class Reading:
     """One look at a page. `step` is the step in progress; `last_step_ns` how long the last finished one took;
-    `num_steps` counts steps finished by this process; `collectives` counts collectives begun on the default group;
-    `resumed_ns` is when the rank last came back into its step from a phase with a cap of its own; `recent_ns` are the
-    durations of the last steps of this process, the newest last."""
+    `num_steps` counts steps finished by this process; `collectives` counts collectives begun on all groups, `groups` on
+    each, by the group's key; `resumed_ns` is when the rank last came back into its step from a phase with a cap of its
+    own, or said that it is alive; `recent_ns` are the durations of the last steps of this process, the newest last.
+    `beat_ns` is the last `rt.heartbeat()` of a script without `rt.run`. `delay_ns` is not in the page: how long the
+    main thread has been ready to run without a processor, if the reader knows."""
 
     generation: int
     step: int
@@ -75,6 +80,8 @@ class Reading:
     beat_ns: int
     resumed_ns: int
     recent_ns: tuple[int, ...] = ()
+    groups: tuple[tuple[int, int], ...] = ()
+    delay_ns: int = 0
 
 
 class HeartbeatPage:
@@ -112,6 +119,20 @@ class HeartbeatPage:
             words[_RECENT_AT + words[9] % _RECENT] = last_step_ns
             words[9] += 1
 
+    def alive(self, now_ns: int) -> None:
+        """A sign of life within a phase: its time limit counts from here."""
+        self._words[4] = self._words[11] = now_ns
+
+    def collectives(self, groups: list[tuple[int, int]]) -> None:
+        """Stores (group's key, collectives begun) of up to 64 groups. Called by the monitor thread."""
+        words = self._words
+        del groups[_GROUPS:]
+        for index, (key, begun) in enumerate(groups):
+            words[_GROUPS_AT + 2 * index] = key
+            words[_GROUPS_AT + 2 * index + 1] = begun
+        words[_GROUPS_AT - 1] = len(groups)
+        words[6] = sum(begun for _, begun in groups)
+
     def stamp(self, field: str, value: int) -> None:
         """Stores one field by name (see `_FIELDS`)."""
         self._words[_AT[field]] = value
@@ -125,7 +146,9 @@ class HeartbeatPage:
         count = w[9]
         recent = tuple(w[_RECENT_AT + i % _RECENT] for i in range(max(0, count - _RECENT), count))
         numbers = {name: w[at] for name, at in _AT.items() if name not in ("magic", "phase")}
-        return Reading(phase=phase, recent_ns=recent, **numbers)
+        pairs = range(_GROUPS_AT, _GROUPS_AT + 2 * min(w[_GROUPS_AT - 1], _GROUPS), 2)
+        groups = tuple((w[at], w[at + 1]) for at in pairs)
+        return Reading(phase=phase, recent_ns=recent, groups=groups, **numbers)
 
     def close(self) -> None:
         self._words.release()

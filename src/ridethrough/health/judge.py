@@ -1,9 +1,11 @@
 """Tells a hung rank from a slow one. Pure: readings and the time go in, verdicts come out.
 
-Progress means steps. A step has a learned deadline; every other phase has a fixed cap. While any rank is in a phase
-with a cap of its own (loading data, saving, evaluating), its peers may be waiting for it, so nobody is judged by the
-step's deadline until that cap is over. The rank that did not arrive is the guilty one: the lowest step, then the
-fewest collectives begun.
+Progress means steps. A step has a learned deadline; every other phase has a fixed cap. A rank in a phase with a cap of
+its own (loading data, saving, evaluating) may rightly be waited for, so its peers are not judged by the step's deadline
+until that cap is over. Who is guilty: see `conviction`.
+
+The judge mistrusts itself: its own lateness, and the time that a rank was ready but got no processor, extend every
+deadline; a rank that proves healthy doubles them.
 """
 
 from __future__ import annotations
@@ -12,7 +14,9 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ridethrough.generation.messages import Situation
 from ridethrough.generation.policy import Policy
+from ridethrough.health.conviction import convict
 from ridethrough.health.heartbeat import IN_STEP, Reading
 
 _S = 1_000_000_000
@@ -20,17 +24,32 @@ _WINDOW = 200
 _LEARN = 8  # steps before the learned deadline is trusted
 _LATE_S = 0.25  # a judge that comes later than this was not scheduled, and the ranks were probably not either
 _AGAIN_FACTOR, _AGAIN_FLOOR_S = 10.0, 10.0  # first step of a later generation, from those already seen
+_ALONE_FACTOR = 3.0  # ranks that do not wait for each other: one alone may be late for longer
+_SILENT_S = 1.0  # the monitor thread stamps ten times a second, unless something holds the GIL
+_MOST_SCALE = 64.0
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """`guilty` hang since `age_s`; the deadline was `deadline_s`. Times in seconds."""
+    """`guilty` hang since `age_s`; the deadline was `deadline_s`. Times in seconds. `situations`: of all ranks."""
 
     guilty: tuple[int, ...]
     phase: str
     step: int
     age_s: float
     deadline_s: float
+    situations: Mapping[int, Situation]
+
+
+@dataclass(frozen=True)
+class _Clock:
+    phase: str
+    age_s: float
+    limit_s: float
+
+    @property
+    def overdue(self) -> bool:
+        return self.age_s > self.limit_s
 
 
 class Judge:
@@ -41,9 +60,11 @@ class Judge:
         self._durations: deque[int] = deque(maxlen=_WINDOW)
         self._counted: dict[int, int] = {}
         self._generation = 0
+        self._world_size = 0
         self._last_look_ns = 0
         self._grace_ns = 0
         self._scale = 1.0
+        self._marks: dict[int, tuple[tuple[int, int, int], int]] = {}
         self.longest_s: dict[str, float] = {}
 
     def step_deadline_s(self) -> float:
@@ -54,51 +75,96 @@ class Judge:
         p99 = ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))] / _S
         return max(self._policy.hang_floor_s, self._policy.hang_factor * p99) * self._scale
 
+    def plan_changed(self, world_size: int) -> None:
+        """A generation begins. Another world takes another time: what was learned of the step is forgotten."""
+        if world_size != self._world_size:
+            self._world_size = world_size
+            self._durations.clear()
+
     def exonerate(self) -> None:
-        """The last verdict was wrong (every rank was moving): deadlines double."""
-        self._scale *= 2
+        """The last verdict was wrong, the rank was moving: the step's deadline doubles."""
+        self._scale = min(_MOST_SCALE, self._scale * 2)
 
     def look(self, now_ns: int, readings: Mapping[int, Reading]) -> Verdict | None:
-        """`readings` by rank. Returns a verdict at most once per generation and look."""
+        """`readings` by rank. Returns a verdict as long as somebody is overdue and somebody is guilty."""
         late_ns = now_ns - self._last_look_ns if self._last_look_ns else 0
         self._last_look_ns = now_ns
         if late_ns > _LATE_S * _S:
             self._grace_ns += late_ns
-        inside = {r: x for r, x in readings.items() if x.generation and x.phase not in ("outside", "held")}
+        inside = self._inside(readings)
         self._learn(inside)
-        if not inside:
+        clocks = self._clocks(now_ns, inside)
+        for clock in clocks.values():
+            if clock.phase not in IN_STEP:
+                self._seen(clock.phase, clock.age_s)
+        if not any(clock.overdue for clock in clocks.values()):
             return None
-        now_ns -= self._grace_ns
-        capped = [(r, x, self._cap_s(x)) for r, x in inside.items() if x.phase not in IN_STEP]
-        for rank, x, cap_s in capped:
-            age_s = (now_ns - x.phase_ns) / _S
-            self._seen(x.phase, age_s)
-            if age_s > cap_s:
-                return Verdict((rank,), x.phase, x.step, age_s, cap_s)
-        if capped:
+        situations = self._situations(now_ns, inside, clocks)
+        guilty = convict(situations)
+        if not guilty:
             return None
-        ages_s = [(now_ns - max(x.step_ns, x.resumed_ns)) / _S for x in inside.values()]
+        worst = max(guilty, key=lambda rank: clocks[rank].age_s)
+        late = max((c for c in clocks.values() if c.overdue), key=lambda c: c.age_s - c.limit_s)
+        x = inside[worst]
+        return Verdict(guilty, x.phase, x.step, late.age_s, late.limit_s, situations)
+
+    def situations(self, now_ns: int, readings: Mapping[int, Reading]) -> dict[int, Situation]:
+        """Where the ranks are, for a verdict over several nodes."""
+        inside = self._inside(readings)
+        return self._situations(now_ns, inside, self._clocks(now_ns, inside))
+
+    @staticmethod
+    def _inside(readings: Mapping[int, Reading]) -> dict[int, Reading]:
+        return {r: x for r, x in readings.items() if x.generation and x.phase not in ("outside", "held")}
+
+    # --- how late each rank is -----------------------------------------------------------------------------------
+
+    def _clocks(self, now_ns: int, inside: Mapping[int, Reading]) -> dict[int, _Clock]:
+        starved_ns = max((self._starved_ns(rank, x) for rank, x in inside.items()), default=0)
+        ages = {r: self._age_s(now_ns, x, starved_ns) for r, x in inside.items()}
         deadline_s = self.step_deadline_s()
-        # Peers that wait for a late rank are late themselves, by up to one step less; where ranks do not wait for each
-        # other, one alone may be late for longer.
-        waiting = min(ages_s) > deadline_s / 2
-        if max(ages_s) <= (deadline_s if waiting else 3 * deadline_s):
-            return None
-        guilty = self._guilty(inside)
-        worst = inside[guilty[0]]
-        return Verdict(guilty, worst.phase, worst.step, max(ages_s), deadline_s)
+        # Peers that wait for a late rank are late themselves, by up to one step less.
+        stepping = [ages[r] for r, x in inside.items() if _phase(x) in IN_STEP]
+        waiting = min(stepping, default=0.0) > deadline_s / 2
+        step_limit_s = deadline_s if waiting else _ALONE_FACTOR * deadline_s
+        return {
+            r: _Clock(_phase(x), ages[r], step_limit_s if _phase(x) in IN_STEP else self._cap_s(x))
+            for r, x in inside.items()
+        }
 
-    def within_cap(self, now_ns: int, x: Reading) -> bool:
-        """Whether the rank is in a phase that may take long, and that has not yet."""
-        if x.phase in IN_STEP or x.phase in ("outside", "held"):
-            return False
-        return (now_ns - self._grace_ns - x.phase_ns) / _S <= self._cap_s(x)
+    def _age_s(self, now_ns: int, x: Reading, starved_ns: int) -> float:
+        since_ns = max(x.step_ns, x.resumed_ns) if x.phase in IN_STEP else x.phase_ns
+        age_ns = now_ns - self._grace_ns - since_ns
+        return (age_ns - min(starved_ns, max(0, age_ns) // 2)) / _S
 
-    def _guilty(self, inside: Mapping[int, Reading]) -> tuple[int, ...]:
-        lowest = min(x.step for x in inside.values())
-        behind = {r: x for r, x in inside.items() if x.step == lowest}
-        fewest = min(x.collectives for x in behind.values())
-        return tuple(sorted(r for r, x in behind.items() if x.collectives == fewest))
+    def _starved_ns(self, rank: int, x: Reading) -> int:
+        """How long the rank has waited for a processor since it last moved on."""
+        mark = (x.generation, x.step, x.phase_ns)
+        known = self._marks.get(rank)
+        if known is None or known[0] != mark:
+            self._marks[rank] = (mark, x.delay_ns)
+            return 0
+        return x.delay_ns - known[1]
+
+    def _situations(
+        self, now_ns: int, inside: Mapping[int, Reading], clocks: Mapping[int, _Clock]
+    ) -> dict[int, Situation]:
+        silent_ns = int(_SILENT_S * _S) + self._grace_ns
+        return {
+            r: Situation(
+                phase=x.phase,
+                step=x.step,
+                collectives=x.collectives,
+                groups={f"{key:x}": begun for key, begun in x.groups},
+                within_cap=clocks[r].phase not in IN_STEP and not clocks[r].overdue,
+                overdue=clocks[r].overdue,
+                silent=bool(x.gil_ns) and now_ns - x.gil_ns > silent_ns,
+                since_ns=max(x.step_ns, x.phase_ns),
+            )
+            for r, x in inside.items()
+        }
+
+    # --- what is learned -----------------------------------------------------------------------------------------
 
     # A process is known from its first reading on: what it did before that is not counted.
     def _learn(self, inside: Mapping[int, Reading]) -> None:
@@ -122,6 +188,7 @@ class Judge:
         p = self._policy
         return {
             "recovery": p.rebuild_limit_s,
+            "group": p.rebuild_limit_s,
             "init": p.init_limit_s,
             "load": p.load_limit_s,
             "first_step": self._first_step_s(x),
@@ -129,7 +196,7 @@ class Judge:
             "save": p.save_limit_s,
             "eval": p.eval_limit_s,
             "finish": p.finish_limit_s,
-        }[x.phase]
+        }[_phase(x)]
 
     def _first_step_s(self, x: Reading) -> float:
         """Compilation may make the very first step long; a later generation's is known from those before."""
@@ -137,3 +204,8 @@ class Judge:
         if x.generation <= 1 or seen is None:
             return self._policy.first_step_limit_s
         return min(self._policy.first_step_limit_s, max(_AGAIN_FLOOR_S, _AGAIN_FACTOR * seen))
+
+
+def _phase(x: Reading) -> str:
+    """The phase whose limit counts: within the first step of a generation, whatever part of it, the first step's."""
+    return "first_step" if x.phase in IN_STEP and not x.last_step_ns else x.phase

@@ -296,7 +296,7 @@ class NodeAgent:
             return
         self._plan = plan
         master, _, port = plan.store.rpartition(":")
-        self._watch.generation_begins(plan.generation)
+        self._watch.generation_begins(plan.generation, plan.world_size)
         for local_rank, name in enumerate(mine.workers):
             worker = self._workers.get(name)
             if worker is None:
@@ -380,11 +380,14 @@ class NodeAgent:
         kind = message["t"]
         worker.state = _STATE_AFTER.get(kind, worker.state)
         if kind == "ready":
+            self._watch.left(worker.rank, message.get("left_by", ""))
             self._report(
                 m.WorkerReady(worker=worker.id, left=message["generation"], inventory=message.get("inventory", {}))
             )
         elif kind == "entered":
             self._report(m.WorkerEntered(worker=worker.id, generation=message["generation"]))
+        elif kind == "replace":
+            self._kill(worker, message["why"])
         elif kind == "fault":
             fields = {**message["report"], "worker": worker.id, "node": self.node, "pid": worker.pid}
             report = FaultReport.model_validate({**fields, "declared_ns": time.monotonic_ns()})
@@ -434,6 +437,7 @@ def _rank_environment(spawn: m.Spawn) -> dict[str, str]:
         "MASTER_ADDR": host or "127.0.0.1",
         "MASTER_PORT": port or "0",
         "TORCHELASTIC_RESTART_COUNT": str(spawn.restarts),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
 
 

@@ -111,6 +111,15 @@ def is_gone(pid: int) -> bool:
     return found is None or found.state in "ZX"
 
 
+def run_delay_ns(pid: int) -> int:
+    """How long the process's main thread has been ready to run without a processor, in ns; 0 where nothing tells."""
+    try:
+        with open(f"/proc/{pid}/task/{pid}/schedstat", "rb") as file:
+            return int(file.read().split()[1])
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
 def oom_kills() -> int:
     """How often the kernel's OOM killer has struck in our memory cgroup (v2, then v1); 0 where nothing tells."""
     for path, key in (("memory.events", b"oom_kill"), ("memory.oom_control", b"oom_kill")):

@@ -6,12 +6,14 @@ import asyncio
 import signal
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from ridethrough.generation import messages as m
 from ridethrough.generation.policy import Policy
 from ridethrough.health.heartbeat import STACK_SIGNAL, Reading
 from ridethrough.health.judge import Judge, Verdict
+from ridethrough.launch import linux
 from ridethrough.launch.workers import WorkerProcess
 
 _PERIOD_S = 0.1
@@ -35,10 +37,13 @@ class Watch:
         self._generation = 0
         self._told_step = 0
         self._suspected_s = 0.0
+        self._accused: set[int] = set()
 
-    def generation_begins(self, generation: int) -> None:
+    def generation_begins(self, generation: int, world_size: int) -> None:
         self._generation = generation
+        self.judge.plan_changed(world_size)
         self._told_step = 0
+        self._accused.clear()
 
     async def loop(self) -> None:
         """Runs until cancelled."""
@@ -50,7 +55,7 @@ class Watch:
     def flush(self) -> None:
         """Tells the machine of finished steps, so that it knows them before it hears of a fault behind them."""
         best = 0
-        for reading in self._readings().values():
+        for reading in (w.reading() for w in self._workers.values()):
             if reading.generation == self._generation and reading.last_step_ns:
                 best = max(best, reading.step - 1)
         if best > self._told_step:
@@ -61,7 +66,14 @@ class Watch:
         verdict = self.judge.look(time.monotonic_ns(), self._readings())
         if verdict is not None and time.monotonic() - self._suspected_s > _SUSPECT_AGAIN_S:
             self._suspected_s = time.monotonic()
+            self._accused.update(verdict.guilty)
             self._report_hang(verdict)
+
+    def left(self, rank: int, left_by: str) -> None:
+        """A rank has left the generation. One that was held for hung and came to a safe point by itself was not."""
+        if left_by == "safe_point" and rank in self._accused:
+            self.judge.exonerate()
+        self._accused.discard(rank)
 
     def dump_stacks(self, folder: Path, generation: int) -> None:
         """Asks every worker that can for the stacks of its threads; they go to the file it named at its start."""
@@ -73,40 +85,32 @@ class Watch:
                     continue
 
     def _readings(self) -> dict[int, Reading]:
-        return {w.rank: w.reading() for w in self._workers.values() if w.pidfd >= 0 and w.writer is not None}
+        return {
+            w.rank: replace(w.reading(), delay_ns=linux.run_delay_ns(w.pid))
+            for w in self._workers.values()
+            if w.pidfd >= 0 and w.writer is not None
+        }
 
     def situations(self) -> dict[int, m.Situation]:
         """Where the node's ranks are, for the coordinator's inquest."""
-        now_ns = time.monotonic_ns()
-        found = {}
-        for worker in self._workers.values():
-            if worker.pidfd < 0 or worker.writer is None:
-                continue
-            reading = worker.reading()
-            if reading.generation != self._generation:
-                continue
-            found[worker.rank] = m.Situation(
-                worker=worker.id,
-                pid=worker.pid,
-                phase=reading.phase,
-                step=reading.step,
-                collectives=reading.collectives,
-                within_cap=self.judge.within_cap(now_ns, reading),
-                since_ns=max(reading.step_ns, reading.phase_ns),
-            )
-        return found
+        readings = {r: x for r, x in self._readings().items() if x.generation == self._generation}
+        return self._named(self.judge.situations(time.monotonic_ns(), readings))
+
+    def _named(self, situations: Mapping[int, m.Situation]) -> dict[int, m.Situation]:
+        holders = {w.rank: w for w in self._workers.values()}
+        return {
+            rank: s.model_copy(update={"worker": holders[rank].id, "pid": holders[rank].pid})
+            for rank, s in situations.items()
+            if rank in holders
+        }
 
     def _report_hang(self, verdict: Verdict) -> None:
-        situations = self.situations()
-        for rank in verdict.guilty:
-            if rank in situations:  # its own cap is over, whatever the phase
-                situations[rank] = situations[rank].model_copy(update={"within_cap": False})
         self._report(
             m.HangSuspected(
                 node=self._node,
                 generation=self._generation,
                 age_s=verdict.age_s,
                 deadline_s=verdict.deadline_s,
-                situations=situations,
+                situations=self._named(verdict.situations),
             )
         )

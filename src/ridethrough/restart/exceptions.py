@@ -16,7 +16,12 @@ class Fatal(Exception):
 
 class LeaveGeneration(BaseException):
     """Unwinds the training function because the generation has ended. Do not catch it; `finally` blocks may run for
-    some tenths of a second, then the process is killed and replaced."""
+    some tenths of a second, then the process is killed and replaced. `interrupted`: raised in the middle of something,
+    not at a safe point."""
+
+    def __init__(self, why: str, *, interrupted: bool = False) -> None:
+        super().__init__(why)
+        self.interrupted = interrupted
 
 
 # What torch.distributed raises when a peer or a socket is gone; gloo only raises RuntimeError, known by its text.

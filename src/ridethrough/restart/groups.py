@@ -7,16 +7,28 @@ import datetime
 import functools
 import gc
 import threading
+import time
+import zlib
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from ridethrough.restart.sockets import TcpSocket, shut_down, tcp_sockets
+from ridethrough.restart import script_groups
+from ridethrough.restart.sockets import (
+    GlooLoop,
+    TcpSocket,
+    connections,
+    event_loops,
+    gloo_loops,
+    shut_down,
+    tcp_sockets,
+)
 
 _ABORT_LIMIT_S = 3.0
 _STORE_TIMEOUT_S = 60.0
+_SLOW_COLLECTION_S = 0.2
 
 _current: Groups | None = None
 _hook_installed = False
@@ -26,66 +38,112 @@ _graveyard: list[Any] = []
 
 
 class Groups:
-    """Makes the default group and watches the sockets of every other group that the training function makes."""
+    """Makes the default group and knows the connections of every other group that the training function makes."""
 
     def __init__(self, store_port: int) -> None:
         self._store_port = store_port
         self._lock = threading.Lock()
-        self._sockets: dict[int, TcpSocket] = {}
-        self._store_sockets: dict[int, TcpSocket] = {}
+        self._loops: list[GlooLoop] = []
+        self._others: list[TcpSocket] = []  # of groups without a loop that we can look into
+        self._opening: set[int] | None = None
+        self._store_sockets: list[TcpSocket] = []
+        self._keys: dict[str, int] = {}
         self._cut = False
+        self.aborted = True  # NCCL's abort came to its end in time
+
+    def attend(self) -> None:
+        """From here on groups that the script makes are ours to cut. Main thread."""
+        global _current
+        _install_hook()
+        _current = self
 
     def open(
         self, *, host: str, prefix: str, rank: int, world_size: int, device: torch.device, timeout_s: float
     ) -> None:
-        """Connects to the store and makes the default group. Main thread; `cut` from another thread ends it early."""
-        global _current
-        _install_hook()
-        _current = self
-        before = tcp_sockets()
-        timeout = datetime.timedelta(seconds=_STORE_TIMEOUT_S)
-        client = dist.TCPStore(host, self._store_port, None, False, timeout, wait_for_workers=False)
-        with self._lock:
-            self._store_sockets = {i: s for i, s in tcp_sockets().items() if i not in before}
+        """Connects to the store, makes the default group and tries it with a first collective. Main thread; `cut` from
+        another thread ends it early."""
+        store: dist.Store
+        if self._store_port == 0:
+            store = dist.HashStore()
+        else:
+            before = tcp_sockets()
+            timeout = datetime.timedelta(seconds=_STORE_TIMEOUT_S)
+            store = dist.TCPStore(host, self._store_port, None, False, timeout, wait_for_workers=False)
+            with self._lock:
+                self._store_sockets = [
+                    s for i, s in tcp_sockets().items() if i not in before and s.remote_port == self._store_port
+                ]
+                if self._cut:
+                    shut_down(self._store_sockets)
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        c10d.init_process_group(
+        script_groups.make(
             backend,
-            store=dist.PrefixStore(prefix, client),
+            store=dist.PrefixStore(prefix, store),
             rank=rank,
             world_size=world_size,
             timeout=datetime.timedelta(seconds=timeout_s),
             device_id=device if device.type == "cuda" else None,
         )
+        dist.all_reduce(torch.ones(1))
+        if device.type == "cuda":
+            dist.all_reduce(torch.ones(1, device=device))
+            torch.cuda.synchronize(device)
 
-    def opened(self, before: dict[int, TcpSocket]) -> None:
-        """A group was made; what is new and no listener belongs to it, unless it leads to the store."""
-        fresh = {
-            i: s
+    def opening(self, begins: bool) -> None:
+        """Around the making of a group. Main thread."""
+        if begins:
+            before = event_loops()
+            with self._lock:
+                self._opening = before
+            return
+        with self._lock:
+            loops = gloo_loops(self._opening or set())
+            self._opening = None
+            self._loops += loops
+            cut = self._cut
+        if cut:
+            shut_down(connections(loops))
+
+    def made(self, before: dict[int, TcpSocket]) -> None:
+        """Where the kernel does not list what a loop watches: what is new and no listener belongs to the group."""
+        fresh = [
+            s
             for i, s in tcp_sockets().items()
             if i not in before and not s.listening and self._store_port not in (s.local_port, s.remote_port)
-        }
+        ]
         with self._lock:
-            self._sockets.update(fresh)
-            if not self._cut:
+            if self._loops:
                 return
-        shut_down(list(fresh.values()))
+            self._others += fresh
+            cut = self._cut
+        if cut:
+            shut_down(fresh)
 
-    def collectives(self) -> int:
-        """How many collectives this rank has begun on the default group. Any thread."""
-        try:
-            group: Any = c10d._get_default_group()
-            return int(group._get_sequence_number_for_group())
-        except (RuntimeError, ValueError):
-            return 0
+    def collectives(self) -> list[tuple[int, int]]:
+        """(key, collectives begun) of each group that this rank is in; members of a group give it the same key. Any
+        thread."""
+        world: Any = c10d._world
+        found = []
+        for group, name in list(world.pg_names.items()):
+            try:
+                key = self._keys.get(name)
+                if key is None:
+                    ranks = sorted(world.pg_group_ranks[group])
+                    key = self._keys[name] = zlib.crc32(f"{name}:{ranks}".encode())
+                found.append((key, int(group._get_sequence_number_for_group())))
+            except (RuntimeError, ValueError, KeyError, AttributeError):
+                continue
+        return found
 
     def cut(self) -> None:
         """Frees whoever is blocked in a collective or in the store, here and on the peers. Any thread, repeatable."""
         with self._lock:
             self._cut = True
-            sockets = [*self._sockets.values(), *self._store_sockets.values()]
-        shut_down(sockets)
+            loops = [*self._loops, *(gloo_loops(self._opening) if self._opening is not None else [])]
+            others = [*self._others, *self._store_sockets]
+        shut_down([*connections(loops), *others])
         if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            _abort_nccl()
+            self.aborted = _abort_nccl()
 
     def close(self) -> None:
         """Destroys every group after a cut and forgets whatever keeps the old mesh alive. Main thread."""
@@ -96,7 +154,10 @@ class Groups:
             with contextlib.suppress(RuntimeError, ValueError):
                 c10d.destroy_process_group()
         forget_meshes()
+        begun = time.monotonic()
         gc.collect()
+        if time.monotonic() - begun > _SLOW_COLLECTION_S:
+            gc.freeze()  # what is alive now lives on: the next collection need not look at it again
 
     @staticmethod
     def bury() -> None:
@@ -105,7 +166,7 @@ class Groups:
 
 
 def _install_hook() -> None:
-    """Every group passes through one private function of torch; ours notes the sockets around it."""
+    """Every group passes through one private function of torch; ours notes the event loops around it."""
     global _hook_installed
     if _hook_installed:
         return
@@ -118,16 +179,18 @@ def _install_hook() -> None:
         if groups is None:
             return inner(*args, **kwargs)
         before = tcp_sockets()
+        groups.opening(True)
         try:
             return inner(*args, **kwargs)
         finally:
-            groups.opened(before)
+            groups.opening(False)
+            groups.made(before)
 
     c10d._new_process_group_helper = noting
 
 
-def _abort_nccl() -> None:
-    """Aborts all NCCL groups in parallel: one after the other, each waits for the others' peers."""
+def _abort_nccl() -> bool:
+    """Aborts all NCCL groups in parallel: one after the other, each waits for the others' peers. False: not in time."""
     threads = []
     for group in list(c10d._world.pg_map):
         with contextlib.suppress(RuntimeError):
@@ -136,8 +199,10 @@ def _abort_nccl() -> None:
                 threads.append(threading.Thread(target=backend.abort, name="ridethrough-abort", daemon=True))
     for thread in threads:
         thread.start()
+    end = time.monotonic() + _ABORT_LIMIT_S
     for thread in threads:
-        thread.join(_ABORT_LIMIT_S)
+        thread.join(max(0.0, end - time.monotonic()))
+    return not any(thread.is_alive() for thread in threads)
 
 
 def forget_meshes() -> None:

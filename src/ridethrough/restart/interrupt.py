@@ -53,6 +53,7 @@ class Interrupter:
             signal.signal(LEAVE_SIGNAL, self._handle)
 
     def arm(self) -> None:
+        self._depth = 0
         self._wanted = False
         self._raised_at = 0.0
         self._armed = True
@@ -80,7 +81,7 @@ class Interrupter:
         if not _harmless(frame):
             return
         self._raised_at = time.monotonic()
-        raise LeaveGeneration("a fault ended this generation")
+        raise LeaveGeneration("a fault ended this generation", interrupted=True)
 
 
 def _harmless(frame: FrameType | None) -> bool:

@@ -86,7 +86,7 @@ class Monitor:
         self._page.stamp("gil_ns", time.monotonic_ns())
         groups = self._groups
         if groups is not None and self._cut_at is None:
-            self._page.stamp("collectives", groups.collectives())
+            self._page.collectives(groups.collectives())
 
     def _push(self) -> None:
         """The main thread has not left by itself: interrupt it, again and again; the agent ends what does not help."""

@@ -120,9 +120,9 @@ class Run:
         self._on_leave.append(callback)
 
     def heartbeat(self) -> None:
-        """Says that the rank is alive in a long stretch of its own between two steps."""
+        """Says that the rank is alive in a long stretch of its own: the time limit of what it is in counts anew."""
         if self._page is not None:
-            self._page.enter(self._page.phase(), time.monotonic_ns())
+            self._page.alive(time.monotonic_ns())
         self._stage.check()
 
     @contextlib.contextmanager

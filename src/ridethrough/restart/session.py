@@ -17,6 +17,8 @@ import torch
 from ridethrough import checkpoint
 from ridethrough.health.heartbeat import STACK_SIGNAL, HeartbeatPage
 from ridethrough.ledger.recorder import Recorder
+from ridethrough.restart import gate, loaders, script_groups
+from ridethrough.restart.compiled import forget_compiled
 from ridethrough.restart.exceptions import LeaveGeneration, classify, describe, fatality
 from ridethrough.restart.generation import Place, Stage
 from ridethrough.restart.groups import Groups
@@ -24,10 +26,10 @@ from ridethrough.restart.interrupt import Interrupter
 from ridethrough.restart.link import Link
 from ridethrough.restart.monitor import Monitor
 from ridethrough.restart.run_object import Run
-from ridethrough.restart.thread_state import modes
 
 _T = TypeVar("_T")
-_NOT_AS_BEFORE = 71  # exit code of a process whose interpreter state an interrupt has changed: it is replaced
+_REPLACE_ME = 71  # exit code of a process that must not enter again and that its agent did not kill in time
+_KILL_WAIT_S = 10.0
 _PLAN_WAIT_S = 5.0
 
 
@@ -48,16 +50,20 @@ class Session:
         self._link = Link(os.environ["RIDETHROUGH_AGENT"], self._worker)
         self._monitor = Monitor(self._link, self._page, self._interrupter)
         self._left = 0
+        self._left_by = ""
+        self._baseline = gate.baseline()
         self._finished_a_step = False
         self._result: Any = None
 
     def loop(self, train: Callable[[Run], _T]) -> _T:
         """Returns the function's result once every rank has finished."""
+        script_groups.adopt(train)
         gc.collect()
         gc.freeze()
         self._monitor.start()
         while True:
-            self._link.send({"t": "ready", "generation": self._left, "inventory": {}})
+            ready = {"t": "ready", "generation": self._left, "left_by": self._left_by, "inventory": {}}
+            self._link.send(ready)
             message = self._next({"plan", "done"})
             if message["t"] == "done":
                 raise SystemExit(message["code"])
@@ -86,19 +92,27 @@ class Session:
             interrupter=self._interrupter,
         )
         checkpoint.set_recorder(run.record)
-        before = modes()
         error = self._call(train, run, place, groups)
         if error is None and self._finished(run, stage, groups):
             return True
+        self._left_by = _left_by(error)
         if error is not None:
             self._report(error, run, stage)
+        loaders.end_workers()
+        if error is not None:
             error.__traceback__ = error.__context__ = error.__cause__ = None
-        del error
         self._leave(run, stage, groups, place)
-        if modes() != before:
-            print(f"ridethrough: torch's modes were left switched, this process is replaced: {modes()} != {before}")
-            os._exit(_NOT_AS_BEFORE)
+        why = gate.why_not(self._baseline, error, aborted=groups.aborted)
+        if why:
+            self._ask_to_be_replaced(why)
         return False
+
+    def _ask_to_be_replaced(self, why: str) -> None:
+        """The agent kills this process; what it has to say must not be lost in its last moments."""
+        print(f"ridethrough: this process is replaced: {why}", flush=True)
+        self._link.send({"t": "replace", "why": why})
+        time.sleep(_KILL_WAIT_S)
+        os._exit(_REPLACE_ME)
 
     def _enter(self, place: Place) -> None:
         os.environ.update(
@@ -110,6 +124,7 @@ class Session:
             MASTER_ADDR=place.master_addr,
             MASTER_PORT=str(place.master_port),
             TORCHELASTIC_RESTART_COUNT=str(place.restarts),
+            TORCHELASTIC_USE_AGENT_STORE="True",
             RIDETHROUGH_GENERATION=str(place.generation),
             RIDETHROUGH_EPOCH=str(place.epoch),
         )
@@ -128,7 +143,10 @@ class Session:
                 if place.generation > 1:
                     run.enter_phase("recovery")
                     run.notify("recovery")
+                groups.attend()
+                loaders.attend()
                 if self._process_group:
+                    run.enter_phase("group")
                     groups.open(
                         host=place.master_addr,
                         prefix=place.prefix,
@@ -137,6 +155,7 @@ class Session:
                         device=run.device,
                         timeout_s=self._timeout_s,
                     )
+                    script_groups.claim(place.rank, place.world_size)
                     groups.bury()
                 self._link.send({"t": "entered", "generation": place.generation})
                 run.record("enter")
@@ -148,6 +167,8 @@ class Session:
         except BaseException as error:
             self._interrupter.disarm()
             return error
+        finally:
+            script_groups.release()
         return None
 
     def _finished(self, run: Run, stage: Stage, groups: Groups) -> bool:
@@ -176,7 +197,7 @@ class Session:
             "rank": run.rank,
             "fault_class": "collective" if stage.over and classify(error) == "collective" else classify(error),
             "detected_by": "collective" if classify(error) == "collective" else "exception",
-            "phase": run.current_phase,
+            "phase": "recovery" if run.current_phase == "group" else run.current_phase,
             "step": run.step or None,
             "fatal": fatality(error, first=first and not stage.over),
             "fault_ns": time.monotonic_ns(),
@@ -196,6 +217,7 @@ class Session:
         checkpoint.abandon(place.generation)
         self._result = None
         groups.close()
+        forget_compiled()
 
     def _next(self, kinds: set[str]) -> dict[str, Any]:
         """The agent's next word. Waits as long as the agent lives: the monitor ends the process when it is gone."""
@@ -217,6 +239,15 @@ class Session:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         faulthandler.register(STACK_SIGNAL, file=fd, all_threads=True, chain=False)
         return fd
+
+
+def _left_by(error: BaseException | None) -> str:
+    """How this rank came out of the generation: a rank that came to a safe point by itself was not hung."""
+    if isinstance(error, LeaveGeneration):
+        return "interrupt" if error.interrupted else "safe_point"
+    if error is None:
+        return "finished"
+    return "cut" if classify(error) == "collective" else "fault"
 
 
 def device_of(place: Place) -> torch.device:

@@ -1,16 +1,20 @@
-"""Finds the TCP sockets that a process group opens in this process, and shuts them down.
+"""Finds the TCP sockets that belong to this process's gloo groups, and shuts them down.
 
-Gloo has no abort that frees a peer which is blocked in a collective: only a closed connection does. Its sockets are the
-difference between this process's TCP sockets before and after a group is made.
+Gloo has no abort that frees a peer which is blocked in a collective: only a closed connection does. Each gloo group has
+an event loop of its own, an epoll instance that watches the group's listener and its connections to the members, and
+the kernel lists what an epoll instance watches. So exactly gloo's connections are found, also those still being made or
+made later, and no other socket (a tracker's, a store's) that happens to be opened at the same time.
 """
 
 from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 _LISTEN = "0A"
+_EPOLL = "anon_inode:[eventpoll]"
 
 
 @dataclass(frozen=True)
@@ -22,6 +26,14 @@ class TcpSocket:
     local_port: int
     remote_port: int
     listening: bool
+
+
+@dataclass(frozen=True)
+class GlooLoop:
+    """A group's event loop: the epoll descriptor, and the inode of the listener that it watches."""
+
+    fd: int
+    listener: int
 
 
 def tcp_sockets() -> dict[int, TcpSocket]:
@@ -38,19 +50,44 @@ def tcp_sockets() -> dict[int, TcpSocket]:
         except FileNotFoundError:
             continue
     found = {}
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            link = os.readlink(f"/proc/self/fd/{name}")
-        except OSError:
-            continue
+    for fd, link in _descriptors():
         if link.startswith("socket:["):
             inode = int(link[8:-1])
             if inode in table:
-                found[inode] = TcpSocket(inode, int(name), *table[inode])
+                found[inode] = TcpSocket(inode, fd, *table[inode])
     return found
 
 
-def shut_down(sockets: list[TcpSocket]) -> int:
+def event_loops() -> set[int]:
+    """Descriptors of this process's epoll instances. Any thread."""
+    return {fd for fd, link in _descriptors() if link == _EPOLL}
+
+
+def gloo_loops(before: set[int]) -> list[GlooLoop]:
+    """The epoll instances that are not in `before` and watch a listening TCP socket. Any thread."""
+    fresh = event_loops() - before
+    if not fresh:
+        return []
+    listeners = {s.inode for s in tcp_sockets().values() if s.listening}
+    loops = []
+    for fd in sorted(fresh):
+        watched = _watched(fd)
+        loops += [GlooLoop(fd, inode) for inode in watched if inode in listeners]
+    return loops
+
+
+def connections(loops: Iterable[GlooLoop]) -> list[TcpSocket]:
+    """The connections that the loops watch now; a loop whose descriptor has become something else has none."""
+    found: list[TcpSocket] = []
+    sockets = tcp_sockets()
+    for loop in loops:
+        watched = _watched(loop.fd)
+        if loop.listener in watched:
+            found += [sockets[i] for i in watched if i in sockets and not sockets[i].listening]
+    return found
+
+
+def shut_down(sockets: Iterable[TcpSocket]) -> int:
     """Shuts the sockets down without closing their descriptors, which belong to somebody else; returns how many.
 
     A descriptor that has become another file meanwhile is left alone. Any thread.
@@ -71,3 +108,23 @@ def shut_down(sockets: list[TcpSocket]) -> int:
             except OSError:
                 continue
     return count
+
+
+def _descriptors() -> list[tuple[int, str]]:
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found.append((int(name), os.readlink(f"/proc/self/fd/{name}")))
+        except OSError:
+            continue
+    return found
+
+
+def _watched(epoll: int) -> set[int]:
+    """Inodes that an epoll instance watches: lines `tfd: 16 events: 19 data: ... ino:11894 sdev:9`, ino in hex."""
+    try:
+        with open(f"/proc/self/fdinfo/{epoll}") as file:
+            lines = [line for line in file if line.startswith("tfd:")]
+    except OSError:
+        return set()
+    return {int(line.rpartition("ino:")[2].split()[0], 16) for line in lines if "ino:" in line}

@@ -1,0 +1,35 @@
+"""Faults that leave every process alive: all ranks go on in the same processes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.ranks
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_exceptions_and_hangs_in_a_row_keep_every_process(jobs: Any, kind: str) -> None:
+    faults = ["exception:0:12", "hang_loop:-1:18", "hang_lock:1:24", "hang_skip_collective:2:30", "exception:-1:36"]
+    job = jobs(options={"kind": kind, "total": 40}, faults=faults)
+    assert job.code == 0, job.out
+    want = [("exception", 0), ("hang", 3), ("hang", 1), ("hang", 2), ("exception", 3)]
+    assert job.told("class", "rank") == want
+    assert {i["rung"] for i in job.incidents} == {"in_process"}
+    assert job.spawns() == {0: 1, 1: 1, 2: 1, 3: 1}
+    assert {n["entries"] for n in job.notes().values()} == {6}
+
+
+@pytest.mark.parametrize("kind", ["hsdp", "mesh2d"])
+def test_meshes_with_sub_groups(jobs: Any, kind: str) -> None:
+    """The guilty rank is found although each collective is on a group that only some ranks are in."""
+    faults = ["hang_loop:2:12:backward", "exception:1:18", "hang_lock:0:24:optimizer", "hang_skip_collective:3:30"]
+    job = jobs(options={"kind": kind, "total": 36}, faults=faults)
+    assert job.code == 0, job.out
+    assert job.told("class", "rank", "rung") == [
+        ("hang", 2, "in_process"),
+        ("exception", 1, "in_process"),
+        ("hang", 0, "in_process"),
+        ("hang", 3, "in_process"),
+    ]
