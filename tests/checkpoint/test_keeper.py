@@ -108,11 +108,12 @@ def test_a_killed_keeper_is_started_again_and_the_save_is_made(
     keeper = own_keeper("die_once", DIE_AT=operation, DIE_ON=name, DIED=str(tmp_path / "died"))
     one = job(keep=1)
     one.checkpointer.load()
+    first = keeper.serial
     for step in (1, 2, 3):
         one.run(step - 1, step)
         ticket = one.checkpointer.save(step)
         assert ticket.committed(20)
-    assert (tmp_path / "died").exists() and keeper.restarts == 1
+    assert (tmp_path / "died").exists() and keeper.serial > first
     one.checkpointer.close(20)
     assert committed(tmp_path / "ckpt")[0] == 3
     again = job()
@@ -232,19 +233,23 @@ def test_forty_saves_leave_nothing_behind(job: Any, own_keeper: Any, tmp_path: P
     one = job(width=900, keep=2)  # 10 MB of state
     one.checkpointer.load()
     me, it = psutil.Process(), psutil.Process(keeper.process.pid)
-    seen = {}
+
+    def footprint() -> list[int]:
+        files = sum(1 for _ in (tmp_path / "ckpt").rglob("*"))
+        return [it.num_fds(), it.num_threads(), len(os.listdir("/proc/self/fd")), files]
+
+    rss, counts = {}, {}
     for step in range(1, 41):
         one.train(step)
         one.checkpointer.save(step).committed(30)
         if step in (5, 40):
-            seen[step] = [
-                me.memory_info().rss + it.memory_info().rss,
-                me.num_fds() + it.num_fds(),
-                me.num_threads() + it.num_threads(),
-                sum(1 for _ in (tmp_path / "ckpt").rglob("*")),
-            ]
-    assert seen[40][0] - seen[5][0] < 10e6
-    assert seen[40][1:] == seen[5][1:]
+            rss[step] = me.memory_info().rss + it.memory_info().rss
+            counts[step] = footprint()
+    assert rss[40] - rss[5] < 10e6
+    deadline = time.monotonic() + 5  # a tail's descriptor may still be on its way to being closed
+    while (now := footprint()) > counts[5] and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert all(a <= b for a, b in zip(now, counts[5], strict=True)), (now, counts)
     one.checkpointer.close(20)
 
 

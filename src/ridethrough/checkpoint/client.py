@@ -208,6 +208,8 @@ class KeeperClient:
         with self._lock:
             submission = self._pending.pop((event["root"], event["lineage"], event["sequence"]), None)
         POOL.release(event["arena"])
+        if event["ev"] == "committed":
+            self.restarts = 0
         if submission is not None:
             submission.handler(event)
 
