@@ -19,6 +19,10 @@ class ExitCode(enum.IntEnum):
     PROOF_FAILED = 84
 
 
+REPLACE_ME = 71
+"""A worker's own: it left the generation and wants a new process in its place, since it is not as it was before."""
+
+
 @dataclass(frozen=True)
 class ExitCodeRow:
     """`code` as people write it ("128 + n" for signals); `retry` is the advice to an orchestrator."""

@@ -16,10 +16,12 @@ class Leases:
     def __init__(self, lease_s: float) -> None:
         self._lease_s = lease_s
         self._ends_s: dict[str, float] = {}
+        self._spared: set[str] = set()
         self._last_look_s: float | None = None
 
     def heard(self, member: str, now_s: float) -> None:
         self._ends_s[member] = now_s + self._lease_s
+        self._spared.discard(member)
 
     def shorten(self, member: str, now_s: float, rest_s: float) -> None:
         """The member's connection broke: it has `rest_s` to come back, or less if its lease ends before."""
@@ -28,6 +30,7 @@ class Leases:
 
     def forget(self, member: str) -> None:
         self._ends_s.pop(member, None)
+        self._spared.discard(member)
 
     def lost(self, now_s: float) -> list[str]:
         """Members whose lease has ended; each is returned once. Call it several times a second, after having taken in
@@ -39,10 +42,12 @@ class Leases:
                     self._ends_s[member] += late_s
         self._last_look_s = now_s
         ended = [member for member, end_s in self._ends_s.items() if end_s <= now_s]
-        if len(ended) > 1 and 2 * len(ended) > len(self._ends_s):
+        fresh = [member for member in ended if member not in self._spared]
+        if len(fresh) > 1 and 2 * len(fresh) > len(self._ends_s):
             for member in ended:
                 self._ends_s[member] = now_s + self._lease_s
+            self._spared.update(ended)
             return []
         for member in ended:
-            del self._ends_s[member]
+            self.forget(member)
         return ended

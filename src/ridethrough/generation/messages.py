@@ -105,6 +105,7 @@ class Progress(_Message):
     node: str
     generation: int
     step: int
+    resumed_at: int | None = Field(None, description="Step of the state that the generation began from, if known.")
 
 
 class StoreOpened(_Message):
@@ -121,6 +122,15 @@ class StopRequested(_Message):
     kind: Literal["stop_requested"] = "stop_requested"
     cause: str
     code: int
+    grace_s: float
+
+
+class Notice(_Message):
+    """One node will go away within `grace_s` (preemption, drain): the others go on without it after a last save."""
+
+    kind: Literal["notice"] = "notice"
+    node: str
+    cause: str
     grace_s: float
 
 
@@ -189,6 +199,7 @@ Event = Annotated[
     | Progress
     | StoreOpened
     | StopRequested
+    | Notice
     | StepAt
     | HangSuspected
     | Inspected
@@ -275,6 +286,22 @@ class Inspect(_Message):
     generation: int
 
 
+class Dismiss(_Message):
+    """This node has no part in the job any more: its agent ends its workers, and itself with this code."""
+
+    kind: Literal["dismiss"] = "dismiss"
+    node: str
+    code: int
+    reason: str
+
+
+class FaultDeclared(_Message):
+    """The machine has taken a report into the incident of this generation (for the ledger)."""
+
+    kind: Literal["fault_declared"] = "fault_declared"
+    report: FaultReport
+
+
 class AllOut(_Message):
     """Every survivor has left the generation (for the ledger)."""
 
@@ -304,7 +331,19 @@ class JobDone(_Message):
 
 
 Action = Annotated[
-    OpenStore | Spawn | Enter | Leave | Kill | AskStep | StopAt | Inspect | AllOut | IncidentDecided | JobDone,
+    OpenStore
+    | Spawn
+    | Enter
+    | Leave
+    | Kill
+    | AskStep
+    | StopAt
+    | Inspect
+    | Dismiss
+    | FaultDeclared
+    | AllOut
+    | IncidentDecided
+    | JobDone,
     Field(discriminator="kind"),
 ]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ridethrough.generation.policy import History
+from ridethrough.generation.history import History
 
 
 class NodeRanks(BaseModel):

@@ -65,11 +65,6 @@ class Coordinator:
         if isinstance(event, m.Inspected):
             self._inquest.answer(event)
             return
-        reports = [event.report] if isinstance(event, (m.WorkerFaulted, m.WorkerExited)) and event.report else []
-        phase = self.machine.phase
-        for report in reports:
-            if phase != "done" and (report.generation == self.machine.generation or isinstance(event, m.WorkerExited)):
-                self._record_fault(report)
         for action in self.machine.handle(event, time.monotonic()):
             try:
                 self._act(action)
@@ -83,6 +78,10 @@ class Coordinator:
             self._recorder.emit("all_out", t_ns=self._all_out_ns, generation=action.generation)
         elif isinstance(action, m.IncidentDecided):
             self._record_incident(action)
+        elif isinstance(action, m.FaultDeclared):
+            self._record_fault(action.report)
+        elif isinstance(action, m.Dismiss):
+            self.deliver(action.node, m.JobDone(code=action.code, reason=action.reason))
         elif isinstance(action, m.JobDone):
             if not self.done.done():
                 self.done.set_result(action)
