@@ -12,6 +12,7 @@ import mmap
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -39,13 +40,17 @@ class Arena:
         self.primed = ""
         self.sent_to = -1  # serial of the keeper connection that has it
         self.filled: tuple[int, int, int, str] | None = None  # epoch, generation, step, layout hash
-        self.pinned = False
+        self.pinned = False  # registered with CUDA
+        self.pin_asked = False
 
     def bytes_tensor(self) -> torch.Tensor:
         """All of the arena as one uint8 tensor that shares its memory."""
         return torch.frombuffer(self.map, dtype=torch.uint8)
 
     def close(self) -> None:
+        if self.pinned:
+            cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+            cudart.cudaHostUnregister(self.address)
         os.close(self.fd)
         self.fd = -1
 

@@ -10,10 +10,13 @@ from __future__ import annotations
 import ctypes
 import queue
 import threading
+import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
+from ridethrough.checkpoint import gpu
 from ridethrough.checkpoint.arena import Arena
 from ridethrough.checkpoint.plan import Placed, Plan
 
@@ -29,9 +32,30 @@ class CopyTask:
 
     def __init__(self, arena: Arena, pieces: list[Placed], finish: Callable[[CopyTask], None]) -> None:
         self.arena, self.pieces, self.finish = arena, pieces, finish
+        self.device_pieces: list[Placed] = []  # on CUDA
+        self.event: Any = None  # end of the copies that a side stream makes
+        self.after: Any = None  # boundary that copies by this thread have to wait for
         self.cancelled = False
         self.copied = threading.Event()  # the live tensors are no longer needed
         self.error: BaseException | None = None
+
+    def hold_back(self) -> None:
+        """What is queued or run after this cannot change what is copied. Blocks the host for CPU tensors only
+        (and for CUDA ones while their arena is not registered)."""
+        self.copied.wait()
+        if self.event is not None:
+            torch.cuda.current_stream().wait_event(self.event)
+
+    def wait(self, limit_s: float | None = None) -> bool:
+        """Wait on the host until everything is copied; False after `limit_s`."""
+        if not self.copied.wait(limit_s):
+            return False
+        deadline = time.monotonic() + (limit_s if limit_s is not None else 1e9)
+        while self.event is not None and not self.event.query():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.0005)
+        return True
 
 
 def prime(arena: Arena, plan: Plan) -> None:
@@ -108,10 +132,15 @@ class Copier:
                 for item in task.pieces:
                     if not copy_tensor(task.arena, item, lambda: task.cancelled):
                         break
+                if task.device_pieces and task.event is None:
+                    gpu.copy_through_ring(task.arena, task.device_pieces, task.after, lambda: task.cancelled)
         except (RuntimeError, OSError, ValueError) as error:
             task.error = error
         task.pieces = []
         task.copied.set()
+        if task.event is not None:
+            task.event.synchronize()
+        task.device_pieces = []
         task.finish(task)
 
 

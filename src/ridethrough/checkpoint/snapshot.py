@@ -11,6 +11,7 @@ the fence.
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import threading
 import time
@@ -21,6 +22,7 @@ from typing import Any
 
 import torch
 
+from ridethrough.checkpoint import gpu
 from ridethrough.checkpoint.arena import POOL, Arena
 from ridethrough.checkpoint.client import KeeperClient, Submission
 from ridethrough.checkpoint.copier import COPIER, CopyTask, copy_tensor, prime, target_view
@@ -45,6 +47,7 @@ class _Pending:
     def __init__(self, plan: Plan, arena: Arena, ticket: Ticket, message: dict[str, Any], values: Values) -> None:
         self.plan, self.arena, self.ticket, self.message, self.values = plan, arena, ticket, message, values
         self.task: CopyTask | None = None
+        self.on_device = False
         self.marks: list[tuple[Placed, torch.Tensor]] = []  # samples taken at the boundary itself
         self.lock = threading.Lock()
         self.passed = False  # the fence has run, or the copy was synchronous
@@ -109,15 +112,39 @@ class Snapshotter:
             pending = _Pending(plan, arena, ticket, message, values)
             now = synchronous or self.synchronous_only
             for item in plan.placed:
-                if now or not item.fenced:
+                if (now or not item.fenced) and item.local.device.type != "cuda":
                     copy_tensor(arena, item)
             pending.passed = now
             if not now:
                 pending.marks = [(item, _sample(item.local).clone()) for item in _telling(plan)]
-            later = [] if now else [item for item in plan.placed if item.fenced]
+            later = [i for i in plan.placed if i.fenced and not now and i.local.device.type != "cuda"]
             pending.task = CopyTask(arena, later, lambda _task: self._copied(pending))
+            self._queue_device(pending, pending.task, now)
             self.pending = None if now else pending
-            COPIER.submit(pending.task)
+            if not (now and pending.on_device):
+                COPIER.submit(pending.task)
+
+    def _queue_device(self, pending: _Pending, task: CopyTask, now: bool) -> None:
+        """Tensors on CUDA: what forward may change is cloned on the compute stream, all of it copied on a
+        side stream."""
+        arena = pending.arena
+        items = [
+            item if item.fenced else dataclasses.replace(item, local=item.local.clone())
+            for item in pending.plan.placed
+            if item.local.device.type == "cuda"
+        ]
+        if not items:
+            return
+        task.device_pieces = items
+        if arena.pinned:
+            task.event = gpu.copy_on_side_stream(arena, items, target_view)
+        else:
+            gpu.pin_in_background(arena)
+            task.after = gpu.boundary_event(items[0].local.device)
+        pending.on_device = True
+        if now:
+            COPIER.submit(task)
+            task.wait()
 
     def _current_plan(self) -> Plan:
         tensors = self.state.tensors()
@@ -223,14 +250,17 @@ class Snapshotter:
         pending = self.pending
         if pending is None or pending.task is None:
             return
-        pending.task.copied.wait()
+        pending.task.hold_back()
         if self.pending is not pending:
             return
         whole = True
-        if self.num_compared < COMPARED_SNAPSHOTS:
+        if self.num_compared < COMPARED_SNAPSHOTS and (pending.arena.pinned or not pending.on_device):
             self.num_compared += 1
-            whole = _equal(pending.plan, pending.arena)
-        if whole and _untouched(pending):
+            pending.task.wait()
+            whole = _equal(pending.plan, pending.arena) and _untouched(pending)
+        elif not pending.on_device:
+            whole = _untouched(pending)
+        if whole:
             self._accept(pending)
         else:
             self._discard(pending, "parameters or optimizer state changed before the optimizer's step hook ran")
@@ -241,7 +271,7 @@ class Snapshotter:
         pending = self.pending
         if pending is None or pending.task is None:
             return
-        pending.task.copied.wait()
+        pending.task.wait()
         if _untouched(pending):
             self._accept(pending)
         else:
@@ -273,7 +303,7 @@ class Snapshotter:
         pending, self.pending = self.pending, None
         if pending is None or pending.task is None:
             return
-        if pending.task.copied.wait(limit_s) and pending.task.error is None:
+        if pending.task.wait(limit_s) and pending.task.error is None:
             if _untouched(pending):
                 self._accept(pending)
                 return
@@ -348,7 +378,7 @@ def _sample(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _same_bits(live: torch.Tensor, copied: torch.Tensor) -> bool:
-    live, copied = live.cpu(), copied.cpu()
+    copied = copied.to(live.device)
     return torch.equal(
         live.contiguous().reshape(-1).view(torch.uint8), copied.contiguous().reshape(-1).view(torch.uint8)
     )
