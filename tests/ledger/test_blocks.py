@@ -96,7 +96,7 @@ def test_what_is_open_or_small_or_damaged_stays_text(tmp_path: Path, monkeypatch
         assert [path.name for path in compact(tmp_path)] == [small.path.with_suffix(".block").name]
     write(tmp_path, "h-worker-2", worked_case(), tail='{"t_ns": 5, "ki\n{"t_ns": 6, "kind": "x"}\n')
     assert len(compact(tmp_path)) == 1  # the agent's
-    with pytest.raises(LedgerError, match="h-worker-2.jsonl:"):
+    with pytest.raises(LedgerError, match=r"h-worker-2\.jsonl:"):
         read_split(tmp_path)
 
 

@@ -155,9 +155,9 @@ def tables(steps: BlockSteps, shift_ns: Ints | None) -> dict[int, StepTable]:
         metrics[name] = column if present is None else np.where(present, column, np.nan)
     part_state = codes[steps.part_state] if len(steps.part_state) else np.zeros(0, np.uint8)
     whole = StepTable(steps.generation, steps.step, t0, t1, np.cumsum(steps.part_count), part_state, a, b, metrics)
+    if (steps.rank == steps.rank[0]).all():
+        return {int(steps.rank[0]): whole}
     ranks = np.unique(steps.rank)
-    if len(ranks) == 1:
-        return {int(ranks[0]): whole}
     return {int(rank): whole.take(np.flatnonzero(steps.rank == rank)) for rank in ranks}
 
 

@@ -19,6 +19,8 @@ from ridethrough.ledger.steps import SplitEvents, Steps, StepTable, split_events
 
 RESUMING = ("resumed", "load")  # kinds whose `step` is that of the state that was loaded
 _DEATHS = ("sigkill", "sigsegv", "signal", "exit", "node_loss")
+_LAUNCHERS = frozenset(["plan", "fault", "all_out", "incident"])
+_NOT_OF_A_SLOT = frozenset(["fault", "incident", "save"])
 _ROOT_ORDER = (*_DEATHS, "oom", "gpu", "hang", "corruption", "preemption", "exception", "collective")
 
 
@@ -138,11 +140,12 @@ def _num_slots(split: SplitEvents) -> int:
 
 def _is_slot_event(event: Event) -> bool:
     """Written by a worker about its own slot. Reports about a rank come from launchers, saves also from keepers."""
+    rank = event.get("rank")
     return (
-        isinstance(event.get("rank"), int)
-        and event["rank"] >= 0
+        isinstance(rank, int)
+        and rank >= 0
         and isinstance(event.get("generation"), int)
-        and event["kind"] not in ("fault", "incident", "save")
+        and event["kind"] not in _NOT_OF_A_SLOT
         and event.get("role") in (None, "worker")
     )
 
@@ -159,9 +162,12 @@ def _job(index: int, start_ns: int, events: list[Event], stepped: dict[int, list
             exits.append(event)
         if not isinstance(number, int):
             continue
-        if kind not in ("plan", "fault", "all_out", "incident") and not _is_slot_event(event):
+        if kind not in _LAUNCHERS and not _is_slot_event(event):
             continue
-        _file(generations.setdefault(number, Generation(index, number)), event)
+        generation = generations.get(number)
+        if generation is None:
+            generation = generations[number] = Generation(index, number)
+        _file(generation, event)
     for rank, each in stepped.items():
         for steps in each:
             number = int(steps.table.generation[steps.first])

@@ -5,13 +5,14 @@ contradict each other by a few microseconds.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from ridethrough.ledger.steps import STATE_CODES, STATE_NAMES, UNATTRIBUTED, Ints, Steps
+from ridethrough.ledger.steps import STATE_CODES, STATE_NAMES, UNATTRIBUTED, Ints, StepTable
 
 STEP = STATE_CODES["step"]
 LOST = STATE_CODES["lost_step"]
@@ -92,6 +93,7 @@ class Painter:
         self.job = 0
         self.ordinal = -1
         self._size = 0
+        self._last: tuple[int, ...] | None = None
         self._columns = {name: np.zeros(256, kind) for name, kind in _COLUMNS.items()}
 
     def lane(self, numbers: Sequence[int]) -> Lane:
@@ -105,11 +107,13 @@ class Painter:
         self.cursor = t_ns
         columns, at = self._columns, self._size
         new = (STATE_CODES[state], self.job, self.ordinal, -1 if step is None else step)
-        if at and new[0] != STEP and new == self._last():
+        if new == self._last and new[0] != STEP:
             columns["ends"][at - 1] = t_ns
             return
-        self._reserve(1)
-        columns = self._columns
+        self._last = new
+        if at == len(columns["ends"]):
+            self._reserve(1)
+            columns = self._columns
         columns["ends"][at] = t_ns
         columns["state"][at], columns["job"][at], columns["ordinal"][at], columns["step"][at] = new
         self._size += 1
@@ -124,57 +128,32 @@ class Painter:
                 self.to(t_ns if end is None else min(end, t_ns), state, step)
         self.to(t_ns, base, step)
 
-    def steps(self, steps: Steps, first: int, last: int, gap: str) -> int:
-        """Paint regular steps: each after the last, with parts in order inside of it. `gap` is what lies before the
-        first. Returns how many were painted: fewer than asked for if one is irregular. All must end by `end_ns`."""
-        t0, t1 = steps.t0_ns[first:last], steps.t1_ns[first:last]
-        count = self._num_regular(steps, first, t0, t1)
-        if not count:
+    def steps(self, plan: StepPlan, first: int, last: int, gap: str) -> int:
+        """Paint regular rows `first` to `last` of a table: each after the last, its parts in order inside of it. `gap`
+        is what lies before the first. Returns how many were painted: fewer than asked for if one is irregular. All
+        must end by `end_ns`."""
+        begin = int(plan.table.t0_ns[first])
+        if begin < self.cursor:
             return 0
-        t0, t1 = t0[:count], t1[:count]
-        begin, num_parts, owner = _parts_of(steps, first, first + count)
-        table, parts = steps.table, slice(begin, begin + len(owner))
-        before = np.cumsum(num_parts) - num_parts  # parts of earlier steps
-        at = 2 * (np.arange(count) + before)  # where a step's entries begin: gap, (step, part)..., step
-        ends = np.empty(2 * (count + len(owner)), np.int64)
-        state = np.full(len(ends), STEP, np.uint8)
-        number = np.repeat(steps.step[first : first + count], 2 + 2 * num_parts)
-        ends[at], ends[at + 1 + 2 * num_parts] = t0, t1
-        state[at], number[at] = UNATTRIBUTED, -1
-        state[0] = STATE_CODES[gap]
-        if len(owner):
-            place = at[owner] + 1 + 2 * (np.arange(len(owner)) - before[owner])
-            ends[place], ends[place + 1] = table.part_a[parts], table.part_b[parts]
-            state[place + 1] = table.part_state[parts]
-        kept = np.flatnonzero(np.diff(ends, prepend=self.cursor) > 0)
-        self._reserve(len(kept))
-        new = slice(self._size, self._size + len(kept))
+        last = plan.regular_until(first, last)
+        if last <= first:
+            return 0
+        self.to(begin, gap)
+        old = slice(int(plan.row_entry[first]), int(plan.gap_entry[last]))
+        count = old.stop - old.start
+        self._reserve(count)
+        new = slice(self._size, self._size + count)
         columns = self._columns
-        columns["ends"][new], columns["state"][new], columns["step"][new] = ends[kept], state[kept], number[kept]
+        columns["ends"][new], columns["state"][new], columns["step"][new] = (
+            plan.ends[old],
+            plan.state[old],
+            plan.number[old],
+        )
         columns["job"][new], columns["ordinal"][new] = self.job, self.ordinal
-        self._size += len(kept)
-        self.cursor = max(self.cursor, int(t1[-1]))
-        return count
-
-    def _num_regular(self, steps: Steps, first: int, t0: Ints, t1: Ints) -> int:
-        if not len(t0) or t0[0] < self.cursor:
-            return 0
-        good = t1 >= t0
-        good[1:] &= t0[1:] >= t1[:-1]
-        begin, _, owner = _parts_of(steps, first, first + len(t0))
-        if len(owner):
-            a = steps.table.part_a[begin : begin + len(owner)]
-            b = steps.table.part_b[begin : begin + len(owner)]
-            least = t0[owner]
-            follows = owner[1:] == owner[:-1]
-            least[1:][follows] = b[:-1][follows]
-            bad = (a < least) | (b < a) | (b > t1[owner])
-            good[owner[bad]] = False
-        return len(good) if good.all() else int(np.argmin(good))
-
-    def _last(self) -> tuple[int, ...]:
-        place = self._size - 1
-        return tuple(int(self._columns[name][place]) for name in ("state", "job", "ordinal", "step"))
+        self._size += count
+        self._last = None
+        self.cursor = max(self.cursor, int(plan.table.t1_ns[last - 1]))
+        return last - first
 
     def _reserve(self, count: int) -> None:
         need, have = self._size + count, len(self._columns["ends"])
@@ -183,9 +162,49 @@ class Painter:
             self._columns = {n: np.concatenate([c, np.zeros(size - have, c.dtype)]) for n, c in self._columns.items()}
 
 
-def _parts_of(steps: Steps, first: int, last: int) -> tuple[int, Ints, npt.NDArray[np.intp]]:
-    """Of some rows: where their parts begin, how many each has, and for each part the row it is of (from 0)."""
-    table, low, high = steps.table, steps.first + first, steps.first + last
-    begin = int(table.part_end[low - 1]) if low else 0
-    num_parts = np.diff(table.part_end[low:high], prepend=begin)
-    return begin, num_parts, np.repeat(np.arange(high - low), num_parts)
+class StepPlan:
+    """The segments of all steps of a table, made at once: for each row the gap before it (unattributed), then `step`
+    and its parts in turn; those without length are left out. Row i's begin at `row_entry[i]`, its gap at
+    `gap_entry[i]`."""
+
+    def __init__(self, table: StepTable) -> None:
+        self.table = table
+        rows = len(table)
+        begin = table.part_begin()
+        num_parts = table.part_end - begin
+        owner = np.repeat(np.arange(rows), num_parts)
+        at = 2 * (np.arange(rows) + begin)
+        ends = np.empty(2 * (rows + len(owner)), np.int64)
+        state = np.full(len(ends), STEP, np.uint8)
+        number = np.repeat(table.step, 2 + 2 * num_parts)
+        ends[at], ends[at + 1 + 2 * num_parts] = table.t0_ns, table.t1_ns
+        state[at], number[at] = UNATTRIBUTED, -1
+        place = at[owner] + 1 + 2 * (np.arange(len(owner)) - begin[owner])
+        ends[place], ends[place + 1], state[place + 1] = table.part_a, table.part_b, table.part_state
+        long = np.empty(len(ends), bool)
+        long[:1], long[1:] = True, ends[1:] > ends[:-1]
+        before = np.concatenate([[0], np.cumsum(long)])  # entries kept before each
+        self.gap_entry = np.append(before[at], before[-1])
+        self.row_entry = before[at + 1]
+        self.ends, self.state, self.number = ends[long], state[long], number[long]
+        self._irregular, self._late = self._find_irregular(owner)
+
+    def regular_until(self, first: int, last: int) -> int:
+        """The first row that can't be painted with those from `first` on, or `last`."""
+        place = bisect_left(self._irregular, first)
+        last = min(last, self._irregular[place]) if place < len(self._irregular) else last
+        place = bisect_right(self._late, first)
+        return min(last, self._late[place]) if place < len(self._late) else last
+
+    def _find_irregular(self, owner: npt.NDArray[np.intp]) -> tuple[list[int], list[int]]:
+        """Rows whose parts do not lie in order inside of them, and rows that begin before the last one ended."""
+        table = self.table
+        bad = table.t1_ns < table.t0_ns
+        if len(owner):
+            least = table.t0_ns[owner]
+            follows = owner[1:] == owner[:-1]
+            least[1:][follows] = table.part_b[:-1][follows]
+            wrong = (table.part_a < least) | (table.part_b < table.part_a) | (table.part_b > table.t1_ns[owner])
+            bad[owner[wrong]] = True
+        late = np.flatnonzero(table.t0_ns[1:] < table.t1_ns[:-1]) + 1
+        return np.flatnonzero(bad).tolist(), late.tolist()

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ridethrough.ledger.history import History, history
-from ridethrough.ledger.lane import LOST, STEP, Lane, Painter, Segment
+from ridethrough.ledger.lane import LOST, STEP, Lane, Painter, Segment, StepPlan
 from ridethrough.ledger.reading import Event, LedgerError, read_events
 from ridethrough.ledger.schema import STATES, UNATTRIBUTED_WARNING, UP
 from ridethrough.ledger.steps import STATE_NAMES, Ints, SplitEvents
@@ -151,7 +151,7 @@ def partition_history(past: History) -> Partition:
         lane = segments[slot]
         _check_lane(lane, slot, past.start_ns, past.end_ns)
         took = np.diff(lane.ends, prepend=lane.start_ns)
-        for code in np.unique(lane.state):
+        for code in np.flatnonzero(np.bincount(lane.state)):
             slot_ns[slot, code] = took[lane.state == code].sum()
         pictures.append(picture(lane, past.start_ns, past.end_ns))
     states_ns = {state: sum(slot_ns[:, code].tolist()) for code, state in enumerate(STATES)}
@@ -167,7 +167,7 @@ def picture(lane: Lane, start_ns: int, end_ns: int) -> Picture:
         return exact
     edges = start_ns + (np.arange(1, NUM_COLUMNS + 1) * ((end_ns - start_ns) / NUM_COLUMNS)).astype(np.int64)
     edges[-1] = end_ns
-    cuts = np.union1d(exact.ends, edges)
+    cuts = np.sort(np.concatenate([exact.ends, edges]), kind="stable")  # some twice: pieces without length
     begins = np.concatenate([[start_ns], cuts[:-1]])
     state = exact.state[np.minimum(np.searchsorted(exact.ends, begins, side="right"), len(exact.ends) - 1)]
     column = np.minimum(np.searchsorted(edges, begins, side="right"), NUM_COLUMNS - 1)
@@ -211,10 +211,12 @@ def _check_sum(part: Partition) -> None:
 def _lane(past: History, signs: list[list[int]], bases: Ints, numbers: list[int], slot: int) -> Lane:
     """All jobs of one slot; between two jobs it is `queued`."""
     painter = Painter(past.start_ns)
+    table = next((g.steps[slot].table for g in past.generations if slot in g.steps), None)
+    plan = StepPlan(table) if table is not None else None
     for index, job in enumerate(past.jobs):
         painter.job, painter.ordinal, painter.end_ns = index, -1, job.end_ns
         painter.to(job.start_ns, "queued")
-        walk_slot(painter, job, signs[index], slot)
+        walk_slot(painter, job, signs[index], slot, plan)
     lane = painter.lane(numbers)
     lost = (lane.state == STEP) & (lane.ordinal >= 0) & (lane.step > bases[lane.ordinal])
     lane.state[lost] = LOST

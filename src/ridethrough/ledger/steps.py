@@ -207,7 +207,7 @@ class Steps:
 
     def num_until(self, t_ns: int) -> int:
         """How many had ended at a moment."""
-        return int(np.searchsorted(self.t1_ns, t_ns, side="right"))
+        return int(self._table.t1_ns[self.first : self.last].searchsorted(t_ns, side="right"))
 
     def parts(self, row: int) -> Iterator[tuple[int, int, int]]:
         """(state code, a, b) of one row, counted from the view's first."""

@@ -7,16 +7,16 @@ from collections.abc import Iterable
 from itertools import accumulate, takewhile
 
 from ridethrough.ledger.history import Generation, Job, injected_ns
-from ridethrough.ledger.lane import Interval, Painter
+from ridethrough.ledger.lane import Interval, Painter, StepPlan
 from ridethrough.ledger.reading import Event
 from ridethrough.ledger.steps import STATE_NAMES, Steps
 
 PHASE_STATES = {"load": "restore", "eval": "eval", "save": "snapshot_stall"}
 
 
-def walk_slot(painter: Painter, job: Job, signs: list[int], slot: int) -> None:
+def walk_slot(painter: Painter, job: Job, signs: list[int], slot: int, plan: StepPlan | None) -> None:
     """Paint one slot from the painter's cursor, the job's start, to the job's end. Rolled back steps are still
-    `step`. `signs`: `first_signs(job)`."""
+    `step`. `signs`: `first_signs(job)`; `plan`: of the slot's table of steps, if it has one."""
     painter.end_ns = job.end_ns
     enters = _first_enters(job, slot)
     idle = "launch"  # what it is while no training function runs
@@ -32,7 +32,8 @@ def walk_slot(painter: Painter, job: Job, signs: list[int], slot: int) -> None:
             idle = "rebuild"
         end_ns = signs[place + 1]
         out = generation.all_out_ns if generation.all_out_ns is not None else job.end_ns
-        stays = _live(painter, job, generation, slot, idle, end_ns, min(job.end_ns, out, enters[place + 1]))
+        limit_ns = min(job.end_ns, out, enters[place + 1])
+        stays = _live(painter, job, generation, slot, idle, end_ns, limit_ns, plan)
         if generation.declared_ns is not None:
             painter.to(generation.declared_ns, "detect")
             painter.to(end_ns if generation.all_out_ns is None else generation.all_out_ns, "teardown")
@@ -61,7 +62,16 @@ def _running_least(times: list[int], end_ns: int) -> list[int]:
     return list(accumulate([end_ns, *reversed(times)], min))[::-1]
 
 
-def _live(painter: Painter, job: Job, generation: Generation, slot: int, idle: str, end_ns: int, limit_ns: int) -> str:
+def _live(
+    painter: Painter,
+    job: Job,
+    generation: Generation,
+    slot: int,
+    idle: str,
+    end_ns: int,
+    limit_ns: int,
+    plan: StepPlan | None,
+) -> str:
     """Paint what the slot did in the generation until the fault (or `end_ns`); returns the state that goes on."""
     cut = end_ns
     if generation.fault_ns is not None:
@@ -77,7 +87,7 @@ def _live(painter: Painter, job: Job, generation: Generation, slot: int, idle: s
         if kind not in ("enter", "loop", "finish", "exit"):
             continue
         if steps is not None and done < total and (until := min(total, steps.num_until(t_ns))) > done:
-            _steps(painter, steps, done, until, base, phases)
+            _steps(painter, plan, steps, done, until, base, phases)
             base, done = "partial_step", until
         if t_ns > cut:
             continue
@@ -92,7 +102,7 @@ def _live(painter: Painter, job: Job, generation: Generation, slot: int, idle: s
             painter.fill(t_ns, "finish" if base == "partial_step" else base, phases)
             base = "finish"
     if steps is not None and done < total:
-        _steps(painter, steps, done, total, base, phases)
+        _steps(painter, plan, steps, done, total, base, phases)
         base = "partial_step"
     if generation.declared_ns is None:
         died = next((e for e in job.exits if e["rank"] == slot and painter.cursor <= e["t_ns"] < cut), None)
@@ -103,14 +113,18 @@ def _live(painter: Painter, job: Job, generation: Generation, slot: int, idle: s
     return base
 
 
-def _steps(painter: Painter, steps: Steps, first: int, last: int, base: str, phases: deque[Interval]) -> None:
+def _steps(
+    painter: Painter, plan: StepPlan | None, steps: Steps, first: int, last: int, base: str, phases: deque[Interval]
+) -> None:
     """Paint steps: where nothing else happens all at once, around a long phase one by one."""
     gap = "unattributed" if base == "partial_step" else base
     while first < last:
         while phases and phases[0].end is not None and phases[0].end <= painter.cursor:
             phases.popleft()
         clear = min(last, steps.num_until(phases[0].begin)) if phases else last
-        painted = painter.steps(steps, first, clear, gap) if clear > first else 0
+        painted = 0
+        if plan is not None and clear > first:
+            painted = painter.steps(plan, steps.first + first, steps.first + clear, gap)
         if not painted:
             painter.fill(int(steps.t0_ns[first]), gap, phases)
             painter.fill(int(steps.t1_ns[first]), "step", _carved(steps, first, phases), int(steps.step[first]))
