@@ -9,10 +9,13 @@ from ridethrough.generation.faults import FaultReport, root_cause
 from ridethrough.generation.messages import IncidentDecided
 
 _MAX_SECONDARY = 64
+_MAX_CONSEQUENCES = 1024
 
 
 class Incident:
-    """Faults before a new generation's first step belong to the incident before: the same id, one more attempt.
+    """`fatal`: some report is. `explained`: some report is more than the consequence of another one.
+
+    Faults before a new generation's first step belong to the incident before: the same id, one more attempt.
 
     What was decided is kept back until the next plan is written, since only then it is known whether a lost node was
     replaced or the world has shrunk.
@@ -21,6 +24,8 @@ class Incident:
     def __init__(self) -> None:
         self.reports: list[FaultReport] = []
         self.replaced = False
+        self.fatal = False
+        self.explained = False
         self._told: set[tuple[str, str, str]] = set()
         self._id = ""
         self._num_attempts = 0
@@ -38,23 +43,20 @@ class Incident:
         return self._stepped
 
     def add(self, report: FaultReport, now_s: float) -> bool:
-        """False if this participant has said it before."""
+        """False if it tells nothing new: this participant has said it, or very many that their peers were gone."""
         key = (report.worker, report.node, report.fault_class)
-        if key in self._told:
+        if key in self._told or (report.is_consequence and len(self.reports) >= _MAX_CONSEQUENCES):
             return False
         if not self.reports:
             self._first_s = now_s
         self._told.add(key)
         self.reports.append(report)
+        self.fatal |= bool(report.fatal)
+        self.explained |= not report.is_consequence and not report.is_ours
         return True
 
     def age_s(self, now_s: float) -> float:
         return now_s - self._first_s
-
-    @property
-    def explained(self) -> bool:
-        """Some report is more than the consequence of another one."""
-        return any(not r.is_consequence and not r.is_ours for r in self.reports)
 
     def stepped(self) -> None:
         """A step was finished: the next fault is an incident of its own."""
@@ -83,6 +85,7 @@ class Incident:
         if decision.rung == "give_up":
             out += self.settle()
         self.reports, self.replaced = [], False
+        self.fatal = self.explained = False
         self._told.clear()
         return decision, root, out
 

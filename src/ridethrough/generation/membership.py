@@ -7,6 +7,7 @@ giving up empty places, and what goes through all nodes in order, costs as much 
 from __future__ import annotations
 
 import heapq
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
@@ -59,7 +60,7 @@ class Membership:
         self.counts: dict[WorkerState, int] = dict.fromkeys(get_args(WorkerState), 0)
         self._places: list[Node | None] = []
         self._holes: list[int] = []
-        self._standby: dict[str, Node] = {}
+        self._standby: OrderedDict[str, Node] = OrderedDict()
         self._nodes: dict[str, Node] = {}
         self._workers: dict[str, Worker] = {}
         self._unfilled: dict[str, Node] = {}
@@ -130,6 +131,8 @@ class Membership:
 
     def free_slots(self) -> Iterator[tuple[Node, int]]:
         """Slots without a worker, by rank; goes through the nodes that have some."""
+        if not self._unfilled:
+            return  # going through a dict that was large once costs as much as when it was
         for node in sorted(self._unfilled.values(), key=lambda n: n.place or 0):
             for local_rank, holder in enumerate(node.slots):
                 if holder is None:
@@ -174,7 +177,7 @@ class Membership:
         """Standby nodes take empty places, then new ones, until `limit` nodes have one. True if somebody did."""
         changed = False
         while self._standby and self.num_active < limit:
-            node = self._standby.pop(next(iter(self._standby)))
+            _, node = self._standby.popitem(last=False)
             if self._holes:
                 place = heapq.heappop(self._holes)
             else:
