@@ -1,4 +1,4 @@
-"""`ridethrough runs`: the record of all runs below a root: list, show, search, compare, note, export."""
+"""`ridethrough runs`: the record of all runs below a root: list, show, search, compare, note, export, compact."""
 
 from __future__ import annotations
 
@@ -190,6 +190,27 @@ def export(
             with index_of(runs) as index:
                 count = export_rows(what, to, index=index)
     print(f"{count} {what} written to {to}")
+
+
+@app.command("compact")
+def compact_command(
+    run: Annotated[list[str] | None, typer.Argument(metavar="[RUN...]", help="Runs; else all of the root.")] = None,
+    runs: Runs = None,
+) -> None:
+    """Turn closed event files into blocks: without loss, in a tenth of the space. Long jobs do it as they run."""
+    from ridethrough.ledger.compact import compact
+    from ridethrough.ledger.rundir import runs_root
+    from ridethrough.report.index import run_folders
+
+    root = runs_root(runs)
+    if not run and not root.is_dir():
+        fail(f"{root} is no folder of runs: name one with --runs DIR")
+    for path in [find(runs, name) for name in run] if run else run_folders(root):
+        try:
+            made = compact(path)
+        except OSError as error:
+            fail(f"{path} cannot be written ({error.strerror}): compacting needs the rights of the run's owner")
+        print(f"{path.name}: {len(made)} blocks made")
 
 
 def _listed(run: dict[str, Any]) -> list[str]:

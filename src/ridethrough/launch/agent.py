@@ -29,6 +29,7 @@ from ridethrough.generation.plan import Plan
 from ridethrough.generation.wire import Decoder, WireError, encode
 from ridethrough.health.heartbeat import HeartbeatPage
 from ridethrough.launch import linux
+from ridethrough.launch.compaction import keep_compact
 from ridethrough.launch.config import LaunchConfig
 from ridethrough.launch.environment import worker_environment
 from ridethrough.launch.forker import Forker
@@ -94,6 +95,7 @@ class NodeAgent:
         if not self.config.no_python and not await self._forker.ready():
             print(f"ridethrough: workers are started anew instead of forked: {self._forker.note}", file=sys.stderr)
         self._spawn_task(self._watch.loop())
+        self._spawn_task(keep_compact(self.run))
         self._started = True
         self.join()
 

@@ -38,6 +38,13 @@ def compact(run_dir: Path | str, *, host: str | None = None) -> list[Path]:
     return made
 
 
+def has_closed(run_dir: Path | str, host: str) -> bool:
+    """Is there a segment of the host's processes that its writer has left behind? Reads names only."""
+    files = list((Path(run_dir) / "events").glob(f"{host}-*.jsonl"))
+    processes = [segment(file)[0] for file in files]
+    return len(processes) > len(set(processes))
+
+
 def _compact(file: Path, stream: BinaryIO) -> bool:
     lines = stream.read().split(b"\n")
     try:
