@@ -11,7 +11,7 @@ from ridethrough.cli import launching as la
 from ridethrough.cli.usage import usage_errors
 
 app = typer.Typer(rich_markup_mode="markdown")
-_PRELOAD = ["ridethrough.train.loop", "ridethrough.train.__main__"]
+_PRELOAD = ["ridethrough.train.loop", "ridethrough.train.options"]
 
 
 @app.command(
@@ -54,7 +54,7 @@ def train(
     """
     from ridethrough.generation.policy import Policy
     from ridethrough.launch.config import LaunchConfig
-    from ridethrough.train.__main__ import parse_args
+    from ridethrough.train.options import parse_args
     from ridethrough.train.config import ConfigError, check
 
     if options:

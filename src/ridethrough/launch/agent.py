@@ -61,7 +61,8 @@ class NodeAgent:
         self.run = run
         self._recorder = recorder
         self._report = report
-        self._folder = Path(tempfile.mkdtemp(prefix="ridethrough-"))
+        sweep_folders()
+        self._folder = Path(tempfile.mkdtemp(prefix=f"ridethrough-{os.getpid()}-"))
         self._job = uuid.uuid4().hex
         self._mark = f"RIDETHROUGH_JOB={self._job}"
         self._workers: dict[str, WorkerProcess] = {}
@@ -423,6 +424,14 @@ class NodeAgent:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             asyncio.get_running_loop().call_exception_handler({"message": "agent task failed", "exception": error})
+
+
+def sweep_folders() -> None:
+    """Removes what an agent left that was killed before its zygote could clean up behind it."""
+    for folder in Path(tempfile.gettempdir()).glob("ridethrough-*-*"):
+        pid = folder.name.split("-")[1]
+        if pid.isdigit() and linux.is_gone(int(pid)) and folder.stat().st_uid == os.getuid():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _rank_environment(spawn: m.Spawn) -> dict[str, str]:

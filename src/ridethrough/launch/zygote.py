@@ -48,6 +48,17 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.setsid()
+    try:
+        channel.sendall(encode(_prepare(modules)))
+        _serve(channel, agent)
+    except OSError:  # the agent died meanwhile
+        pass
+    finally:
+        _clean_up(job_mark, folder)
+
+
+def _prepare(modules: list[str]) -> dict[str, Any]:
+    """Imports what workers need; returns what the agent must know to decide whether forking is safe."""
     started = time.monotonic()
     failed = {}
     for name in (*PRELOAD, *modules):
@@ -57,23 +68,13 @@ def main() -> None:
             failed[name] = f"{type(error).__name__}: {error}"
     gc.collect()
     gc.freeze()  # what is imported never becomes garbage: collections in the workers take microseconds
-    num_threads = len(os.listdir("/proc/self/task"))
-    devices = [d for d in _open_files() if d.startswith("/dev/nvidia")]
-    channel.sendall(
-        encode(
-            {
-                "ready": True,
-                "num_threads": num_threads,
-                "devices": devices,
-                "failed": failed,
-                "seconds": time.monotonic() - started,
-            }
-        )
-    )
-    try:
-        _serve(channel, agent)
-    finally:
-        _clean_up(job_mark, folder)
+    return {
+        "ready": True,
+        "num_threads": len(os.listdir("/proc/self/task")),
+        "devices": [name for name in _open_files() if name.startswith("/dev/nvidia")],
+        "failed": failed,
+        "seconds": time.monotonic() - started,
+    }
 
 
 def _serve(channel: socket.socket, agent: int) -> None:

@@ -1,0 +1,146 @@
+"""Real jobs on one machine: what is replaced, what stays, what is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import pytest
+from launch_job import SCRIPTS, expected, wait_until
+
+pytestmark = pytest.mark.ranks
+COUNT = str(SCRIPTS / "count.py")
+STEPS = 40
+
+
+def launch(job: Any, *options: str, steps: int = STEPS, **more: Any) -> Any:
+    args = ["run", "--nproc-per-node", "3", "--runs", "runs", "--run-id", "a", *options]
+    return job.start(*args, COUNT, str(job.out), str(steps), **more)
+
+
+def pids(job: Any, generation: int) -> dict[int, int]:
+    return {e["rank"]: e["pid"] for e in job.entered() if e["generation"] == generation}
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_killed_rank_alone_is_replaced(job: Any, victim: int) -> None:
+    process = launch(job)
+    wait_until(lambda: job.last_step() >= 5, "no steps")
+    before = pids(job, 1)
+    os.kill(before[victim], signal.SIGKILL)
+    assert job.wait(process) == 0, job.text()
+    after = pids(job, 2)
+    assert {r for r in before if before[r] != after[r]} == {victim}
+    assert job.results() == [expected(STEPS, 3)] * 3
+    (incident,) = job.events("a", "incident")
+    assert (incident["class"], incident["rank"], incident["rung"]) == ("sigkill", victim, "replace_process")
+
+
+def test_an_exception_replaces_nobody(job: Any) -> None:
+    process = launch(job, "--fault-at", "exception:-1:10:step", "--fault-steps", "40")
+    assert job.wait(process) == 0, job.text()
+    assert pids(job, 1) == pids(job, 2)
+    assert job.results() == [expected(STEPS, 3)] * 3
+    (incident,) = job.events("a", "incident")
+    assert (incident["class"], incident["rung"], incident["step"]) == ("exception", "in_process", 10)
+
+
+def test_killed_again_and_again(job: Any) -> None:
+    process = launch(job, steps=120)
+    for kill in range(5):
+        reached = job.last_step()
+        wait_until(lambda reached=reached: job.last_step() > reached + 3, f"no progress after kill {kill}")
+        newest = max(e["generation"] for e in job.entered())
+        os.kill(pids(job, newest)[kill % 3], signal.SIGKILL)
+    assert job.wait(process) == 0, job.text()
+    assert job.results() == [expected(120, 3)] * 3
+    assert len(job.events("a", "incident")) == 5
+
+
+def test_the_launcher_killed_leaves_nobody(job: Any) -> None:
+    process = launch(job, steps=2000)
+    wait_until(lambda: job.last_step() >= 3, "no steps")
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    job.check_nothing_left()
+
+
+def test_the_launcher_killed_while_workers_start(job: Any) -> None:
+    process = launch(job, steps=2000)
+    wait_until(lambda: len(job.alive()) >= 2, "nothing starts")
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    job.check_nothing_left()
+
+
+@pytest.mark.parametrize("sig, code", [(signal.SIGTERM, 82), (signal.SIGINT, 130)])
+def test_a_planned_stop_ends_all_ranks_at_one_step(job: Any, sig: signal.Signals, code: int) -> None:
+    process = launch(job, steps=2000)
+    wait_until(lambda: job.last_step() >= 5, "no steps")
+    process.send_signal(sig)
+    assert job.wait(process) == code, job.text()
+    ends = job.events("a", "finish")
+    assert len(ends) == 3 and len({e["step"] for e in ends}) == 1
+    assert all(e["stopped"] for e in ends)
+
+
+def test_two_signals_end_it_at_once(job: Any) -> None:
+    process = launch(job, steps=2000)
+    wait_until(lambda: job.last_step() >= 5, "no steps")
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGINT)
+    assert job.wait(process) == 130, job.text()
+
+
+def test_exit_codes_without_recovery(job: Any) -> None:
+    script = job.folder / "exit.py"
+    script.write_text("import os, sys\nif os.environ['RANK'] == '1': sys.exit(42)\nimport time; time.sleep(60)\n")
+    args = ["run", "--nproc-per-node", "2", "--max-restarts", "0", "--runs", "runs", "--run-id", "b"]
+    assert job.run(*args, str(script)) == 42, job.text()
+    script.write_text(
+        "import os\nif os.environ['RANK'] == '1': os.kill(os.getpid(), 11)\nimport time; time.sleep(60)\n"
+    )
+    assert job.run(*args[:-1], "c", str(script)) == 139, job.text()
+
+
+def test_the_last_words_are_the_root_cause(job: Any) -> None:
+    script = job.folder / "bad.py"
+    script.write_text(
+        "import ridethrough as rt, torch, torch.distributed as dist\n"
+        "def train(run):\n"
+        "    for step in run.steps(0, 10):\n"
+        "        if step == 3 and run.rank == 1: raise ValueError('lr=-1')\n"
+        "        dist.all_reduce(torch.ones(1))\n"
+        "rt.run(train)\n"
+    )
+    code = job.run("run", "--nproc-per-node", "2", "--runs", "runs", "--run-id", "d", str(script))
+    assert code == 81
+    last = job.text("agent").split("root cause:")[1]
+    assert "rank 1" in last and "ValueError: lr=-1" in last and "bad.py:4" in last
+
+
+def test_what_the_ranks_started_goes_with_them(job: Any) -> None:
+    script = job.folder / "child.py"
+    script.write_text(
+        "import os, subprocess, sys\n"
+        "subprocess.Popen(['sleep', '97531'], start_new_session=True)\n"
+        "sys.exit(3 if os.environ['RANK'] == '1' and os.environ['TORCHELASTIC_RESTART_COUNT'] == '0' else 0)\n"
+    )
+    code = job.run("run", "--nproc-per-node", "2", "--runs", "runs", "--run-id", "e", str(script))
+    assert code == 0, job.text()
+
+
+def test_a_script_without_rt_is_started_anew_as_a_whole(job: Any) -> None:
+    script = job.folder / "plain.py"
+    script.write_text(
+        "import os, time, torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "again = os.environ['TORCHELASTIC_RESTART_COUNT'] != '0'\n"
+        "x = torch.ones(1); dist.all_reduce(x); print('sum', x.item(), flush=True)\n"
+        "if dist.get_rank() == 1 and not again: os.kill(os.getpid(), 9)\n"
+        "dist.all_reduce(x); dist.destroy_process_group()\n"
+    )
+    code = job.run("run", "--nproc-per-node", "2", "--runs", "runs", "--run-id", "f", str(script))
+    assert code == 0, job.text()
+    assert job.text().count("sum 2.0") == 4

@@ -1,0 +1,157 @@
+"""Several agents on one machine, as if each was a node: lost, replaced, cut off; their coordinator killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import pytest
+from launch_job import SCRIPTS, expected, free_port, wait_until
+
+pytestmark = pytest.mark.ranks
+COUNT = str(SCRIPTS / "count.py")
+STEPS = 60
+
+
+class Cluster:
+    """A coordinator of its own and any number of agents with two ranks each."""
+
+    def __init__(self, job: Any, nnodes: str = "2", steps: int = STEPS, *options: str) -> None:
+        self.job, self.nnodes, self.steps = job, nnodes, steps
+        self.options = ["--node-wait", "60", "--lease", "2", *options]
+        self.endpoint = f"127.0.0.1:{free_port()}"
+
+    def coordinator(self) -> Any:
+        return self.job.start(
+            *("coordinator", "--bind", self.endpoint, "--nnodes", self.nnodes, "--nproc-per-node", "2"),
+            *("--token-file", str(self.job.token), "--runs", "runs", "--run-id", "a", *self.options),
+            name="coordinator",
+        )
+
+    def agent(self, name: str, token: str | None = None) -> Any:
+        return self.job.start(
+            *("run", "--nnodes", self.nnodes, "--nproc-per-node", "2", "--rdzv-endpoint", self.endpoint),
+            *("--token-file", token or str(self.job.token), "--runs", "runs", "--run-id", "a", *self.options),
+            *(COUNT, str(self.job.out), str(self.steps)),
+            name=name,
+        )
+
+
+def pids(job: Any, generation: int) -> dict[int, int]:
+    return {e["rank"]: e["pid"] for e in job.entered() if e["generation"] == generation}
+
+
+def test_a_lost_node_is_replaced_by_the_standby(job: Any) -> None:
+    cluster = Cluster(job)
+    coordinator = cluster.coordinator()
+    agents = [cluster.agent("a"), cluster.agent("b")]
+    wait_until(lambda: job.last_step() >= 3, f"no steps:\n{job.text()}")
+    before = pids(job, 1)
+    standby = cluster.agent("c")
+    wait_until(lambda: job.last_step() >= 10, "no progress")
+    agents[1].send_signal(signal.SIGKILL)
+    assert job.wait(coordinator) == 0, job.text()
+    assert [job.wait(agents[0]), job.wait(standby)] == [0, 0], job.text()
+    after = pids(job, 2)
+    kept = [rank for rank in before if before[rank] == after[rank]]
+    assert len(kept) == 2 and kept[0] // 2 == kept[1] // 2, "the surviving node keeps its processes and ranks"
+    assert job.results() == [expected(STEPS, 4)] * 4
+    (incident,) = job.events("a", "incident")
+    assert (incident["class"], incident["rung"]) == ("node_loss", "replace_node")
+
+
+def test_a_world_shrinks_if_it_may(job: Any) -> None:
+    cluster = Cluster(job, "1:2", STEPS, "--node-wait", "1")
+    coordinator = cluster.coordinator()
+    agents = [cluster.agent("a"), cluster.agent("b")]
+    wait_until(lambda: job.last_step() >= 3, f"no steps:\n{job.text()}")
+    assert {e["world"] for e in job.entered()} == {4}
+    agents[0].send_signal(signal.SIGKILL)
+    assert job.wait(coordinator) == 0, job.text()
+    assert job.wait(agents[1]) == 0, job.text()
+    assert {e["world"] for e in job.entered() if e["generation"] == 2} == {2}
+
+
+def test_without_enough_nodes_it_ends_with_a_code_to_retry(job: Any) -> None:
+    cluster = Cluster(job, "2", STEPS, "--node-wait", "1")
+    coordinator = cluster.coordinator()
+    agents = [cluster.agent("a"), cluster.agent("b")]
+    wait_until(lambda: job.last_step() >= 3, f"no steps:\n{job.text()}")
+    agents[0].send_signal(signal.SIGKILL)
+    assert job.wait(coordinator) == 80, job.text()
+    assert job.wait(agents[1]) == 80, job.text()
+
+
+def test_the_coordinator_killed_and_started_again_restarts_nothing(job: Any) -> None:
+    cluster = Cluster(job, "2", 150)
+    coordinator = cluster.coordinator()
+    agents = [cluster.agent("a"), cluster.agent("b")]
+    wait_until(lambda: job.last_step() >= 3, f"no steps:\n{job.text()}")
+    coordinator.send_signal(signal.SIGKILL)
+    coordinator.wait()
+    reached = job.last_step()
+    again = cluster.coordinator()
+    wait_until(lambda: job.last_step() >= reached + 10, f"training stopped:\n{job.text()}")
+    assert job.wait(again) == 0, job.text()
+    assert [job.wait(a) for a in agents] == [0, 0], job.text()
+    assert {e["generation"] for e in job.entered()} == {1}
+    assert job.results() == [expected(150, 4)] * 4
+
+
+def test_a_restarted_coordinator_still_recovers_a_killed_rank(job: Any) -> None:
+    cluster = Cluster(job, "2", 200)
+    coordinator = cluster.coordinator()
+    agents = [cluster.agent("a"), cluster.agent("b")]
+    wait_until(lambda: job.last_step() >= 3, f"no steps:\n{job.text()}")
+    coordinator.send_signal(signal.SIGKILL)
+    coordinator.wait()
+    again = cluster.coordinator()
+    wait_until(lambda: "epoch 1" in job.text("coordinator"), "no second epoch")
+    reached = job.last_step()
+    wait_until(lambda: job.last_step() >= reached + 30, f"training stopped:\n{job.text()}")
+    os.kill(pids(job, 1)[3], signal.SIGKILL)
+    assert job.wait(again) == 0, job.text()
+    assert [job.wait(a) for a in agents] == [0, 0], job.text()
+    assert job.results() == [expected(200, 4)] * 4
+    (plan,) = [p for p in job.events("a", "plan") if p["generation"] == 2]
+    assert plan["epoch"] == 1
+
+
+def test_a_stranger_is_refused(job: Any) -> None:
+    cluster = Cluster(job, "2", 150)
+    coordinator = cluster.coordinator()
+    other = job.folder / "other-token"
+    other.write_text("x" * 64)
+    wait_until(lambda: "listening" in job.text("coordinator"), "no coordinator")
+    stranger = cluster.agent("stranger", token=str(other))
+    assert job.wait(stranger) == 2, job.text()
+    assert "token" in job.text("stranger")
+    coordinator.send_signal(signal.SIGTERM)
+    assert job.wait(coordinator) == 82
+
+
+def test_a_stopped_agent_that_comes_back_is_fenced(job: Any) -> None:
+    cluster = Cluster(job, "2", 150)
+    coordinator = cluster.coordinator()
+    agents = {"a": cluster.agent("a"), "b": cluster.agent("b")}
+    wait_until(lambda: job.last_step() >= 3, f"no steps:\n{job.text()}")
+    old = [e["pid"] for e in job.entered() if e["rank"] >= 2]
+    holder = next(n for n, p in agents.items() if any(_parent(pid) == p.pid for pid in old))
+    os.killpg(agents[holder].pid, signal.SIGSTOP)
+    for pid in old:
+        os.kill(pid, signal.SIGSTOP)
+    standby = cluster.agent("c")
+    wait_until(lambda: any(e["generation"] >= 2 for e in job.entered()), f"no second generation:\n{job.text()}")
+    for pid in [agents[holder].pid, *old]:
+        os.kill(pid, signal.SIGCONT)
+    assert job.wait(coordinator) == 0, job.text()
+    assert [job.wait(p) for p in [*agents.values(), standby]] == [0, 0, 0], job.text()
+    assert job.results() == [expected(150, 4)] * 4
+    newest = max(e["generation"] for e in job.entered())
+    assert not {e["pid"] for e in job.entered() if e["generation"] == newest} & set(old)
+
+
+def _parent(pid: int) -> int:
+    with open(f"/proc/{pid}/stat") as file:
+        return int(file.read().rsplit(")", 1)[1].split()[1])
