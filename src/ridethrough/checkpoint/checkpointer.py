@@ -20,7 +20,6 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,6 +28,7 @@ from ridethrough.checkpoint.client import KeeperClient, any_client, client_for
 from ridethrough.checkpoint.copier import COPIER
 from ridethrough.checkpoint.dcpindex_torch import trusted
 from ridethrough.checkpoint.errors import CheckpointError, CheckpointTimeout
+from ridethrough.checkpoint.figures import Figures, LoadReport, Stopwatch
 from ridethrough.checkpoint.layout import Lineage
 from ridethrough.checkpoint.peers import Peers, host_identity
 from ridethrough.checkpoint.restore import Index
@@ -55,39 +55,6 @@ def abandon(generation: int) -> None:
     for checkpointer in list(_live):
         if checkpointer.generation <= generation:
             checkpointer.abandon()
-
-
-@dataclass
-class LoadReport:
-    """What `load` did. `step`: finished steps in the loaded state, 0 for a fresh start. `tier`: "fresh" or
-    "storage". `rejected`: (path, reason) of every attempt that was not used and is newer or damaged."""
-
-    step: int
-    tier: str
-    source: str | None
-    rejected: list[tuple[str, str]]
-    checkpointer: Checkpointer | None = None
-    missing: list[str] = field(default_factory=list)
-    extra: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-
-@dataclass
-class Figures:
-    """Counters of one checkpointer, for the ledger and metrics. Seconds and bytes; `stall_s` is time that the
-    training thread spent in saves, fences included."""
-
-    stall_s: float = 0.0
-    saves: int = 0
-    staged: int = 0
-    committed: int = 0
-    superseded: int = 0
-    skipped: int = 0
-    failed: int = 0
-    bytes_committed: int = 0
-    write_s: float = 0.0
-    last_committed_step: int = 0
-    last_committed_at: float | None = None
 
 
 class Checkpointer:
@@ -419,24 +386,13 @@ class Checkpointer:
         self.state = State(rng=False)
         _live.discard(self)
 
-    def _stall(self) -> _Stopwatch:
-        return _Stopwatch(self.figures)
+    def _stall(self) -> Stopwatch:
+        return Stopwatch(self.figures)
 
     def _report(self, kind: str, **fields: Any) -> None:
         emit = self._recorder or _emit
         if emit is not None:
             emit(kind, **fields)
-
-
-class _Stopwatch:
-    def __init__(self, figures: Figures) -> None:
-        self.figures = figures
-
-    def __enter__(self) -> None:
-        self.began = time.perf_counter()
-
-    def __exit__(self, *_exc: object) -> None:
-        self.figures.stall_s += time.perf_counter() - self.began
 
 
 def _check_root(root: Path) -> None:

@@ -33,7 +33,17 @@ def side_stream(device: torch.device) -> Any:
     return _streams[index]
 
 
-def pin_in_background(arena: Arena) -> None:
+def _runtime() -> Any:
+    """The CUDA runtime that torch has loaded, called without the GIL: registering holds the calling thread
+    for seconds."""
+    with open("/proc/self/maps") as maps:
+        for line in maps:
+            if "libcudart" in line:
+                return ctypes.CDLL(line.split()[-1])
+    return None
+
+
+def pin_in_background(arena: Arena, device: torch.device) -> None:
     """Register the arena with CUDA, once. `arena.pinned` becomes True when that is done; a refusal only costs
     speed."""
     if arena.pinned or arena.pin_asked:
@@ -42,8 +52,15 @@ def pin_in_background(arena: Arena) -> None:
 
     def pin() -> None:
         with _pinning:
-            cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-            arena.pinned = int(cudart.cudaHostRegister(arena.address, arena.nbytes, 0)) == 0
+            torch.cuda.set_device(device)  # of this thread; else a context on device 0 would be made
+            runtime = _runtime()
+            if runtime is None:
+                cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+                code = int(cudart.cudaHostRegister(arena.address, arena.nbytes, 0))
+            else:
+                size = ctypes.c_size_t(arena.nbytes)
+                code = int(runtime.cudaHostRegister(ctypes.c_void_p(arena.address), size, ctypes.c_uint(0)))
+            arena.pinned = code == 0
 
     threading.Thread(target=pin, name="rt-pin", daemon=True).start()
 

@@ -139,7 +139,7 @@ class Snapshotter:
         if arena.pinned:
             task.event = gpu.copy_on_side_stream(arena, items, target_view)
         else:
-            gpu.pin_in_background(arena)
+            gpu.pin_in_background(arena, items[0].local.device)
             task.after = gpu.boundary_event(items[0].local.device)
         pending.on_device = True
         if now:
