@@ -26,7 +26,7 @@ def free_port() -> int:
         return int(sock.getsockname()[1])
 
 
-def wait_until(condition: Callable[[], Any], what: str, limit_s: float = LIMIT_S) -> Any:
+def wait_until(condition: Callable[[], Any], what: str | Callable[[], str], limit_s: float = LIMIT_S) -> Any:
     """The condition's first true value. Fails with `what` after the limit."""
     end = time.monotonic() + limit_s
     while time.monotonic() < end:
@@ -34,7 +34,7 @@ def wait_until(condition: Callable[[], Any], what: str, limit_s: float = LIMIT_S
         if value:
             return value
         time.sleep(0.02)
-    raise AssertionError(f"after {limit_s} s: {what}")
+    raise AssertionError(f"after {limit_s} s: {what() if callable(what) else what}")
 
 
 class Job:

@@ -31,7 +31,7 @@ class Cluster:
 
     def agent(self, name: str, token: str | None = None) -> Any:
         return self.job.start(
-            *("run", "--nnodes", self.nnodes, "--nproc-per-node", "2", "--rdzv-endpoint", self.endpoint),
+            *("run", "--nnodes", self.nnodes, "--nproc-per-node", "2", "--rdzv-endpoint", self.endpoint, "--join"),
             *("--token-file", token or str(self.job.token), "--runs", "runs", "--run-id", "a", *self.options),
             *(COUNT, str(self.job.out), str(self.steps)),
             name=name,
@@ -46,7 +46,7 @@ def test_a_lost_node_is_replaced_by_the_standby(job: Any) -> None:
     cluster = Cluster(job)
     coordinator = cluster.coordinator()
     agents = [cluster.agent("a"), cluster.agent("b")]
-    wait_until(lambda: job.last_step() >= 3, f"no steps:\n{job.text()}")
+    wait_until(lambda: job.last_step() >= 3, lambda: f"no steps:\n{job.text()}")
     before = pids(job, 1)
     standby = cluster.agent("c")
     wait_until(lambda: job.last_step() >= 10, "no progress")
@@ -65,7 +65,7 @@ def test_a_world_shrinks_if_it_may(job: Any) -> None:
     cluster = Cluster(job, "1:2", STEPS, "--node-wait", "1")
     coordinator = cluster.coordinator()
     agents = [cluster.agent("a"), cluster.agent("b")]
-    wait_until(lambda: job.last_step() >= 3, f"no steps:\n{job.text()}")
+    wait_until(lambda: job.last_step() >= 3, lambda: f"no steps:\n{job.text()}")
     assert {e["world"] for e in job.entered()} == {4}
     agents[0].send_signal(signal.SIGKILL)
     assert job.wait(coordinator) == 0, job.text()
@@ -77,7 +77,7 @@ def test_without_enough_nodes_it_ends_with_a_code_to_retry(job: Any) -> None:
     cluster = Cluster(job, "2", STEPS, "--node-wait", "1")
     coordinator = cluster.coordinator()
     agents = [cluster.agent("a"), cluster.agent("b")]
-    wait_until(lambda: job.last_step() >= 3, f"no steps:\n{job.text()}")
+    wait_until(lambda: job.last_step() >= 3, lambda: f"no steps:\n{job.text()}")
     agents[0].send_signal(signal.SIGKILL)
     assert job.wait(coordinator) == 80, job.text()
     assert job.wait(agents[1]) == 80, job.text()
@@ -87,12 +87,12 @@ def test_the_coordinator_killed_and_started_again_restarts_nothing(job: Any) -> 
     cluster = Cluster(job, "2", 150)
     coordinator = cluster.coordinator()
     agents = [cluster.agent("a"), cluster.agent("b")]
-    wait_until(lambda: job.last_step() >= 3, f"no steps:\n{job.text()}")
+    wait_until(lambda: job.last_step() >= 3, lambda: f"no steps:\n{job.text()}")
     coordinator.send_signal(signal.SIGKILL)
     coordinator.wait()
     reached = job.last_step()
     again = cluster.coordinator()
-    wait_until(lambda: job.last_step() >= reached + 10, f"training stopped:\n{job.text()}")
+    wait_until(lambda: job.last_step() >= reached + 10, lambda: f"training stopped:\n{job.text()}")
     assert job.wait(again) == 0, job.text()
     assert [job.wait(a) for a in agents] == [0, 0], job.text()
     assert {e["generation"] for e in job.entered()} == {1}
@@ -103,13 +103,13 @@ def test_a_restarted_coordinator_still_recovers_a_killed_rank(job: Any) -> None:
     cluster = Cluster(job, "2", 200)
     coordinator = cluster.coordinator()
     agents = [cluster.agent("a"), cluster.agent("b")]
-    wait_until(lambda: job.last_step() >= 3, f"no steps:\n{job.text()}")
+    wait_until(lambda: job.last_step() >= 3, lambda: f"no steps:\n{job.text()}")
     coordinator.send_signal(signal.SIGKILL)
     coordinator.wait()
     again = cluster.coordinator()
     wait_until(lambda: "epoch 1" in job.text("coordinator"), "no second epoch")
     reached = job.last_step()
-    wait_until(lambda: job.last_step() >= reached + 30, f"training stopped:\n{job.text()}")
+    wait_until(lambda: job.last_step() >= reached + 30, lambda: f"training stopped:\n{job.text()}")
     os.kill(pids(job, 1)[3], signal.SIGKILL)
     assert job.wait(again) == 0, job.text()
     assert [job.wait(a) for a in agents] == [0, 0], job.text()
@@ -135,14 +135,14 @@ def test_a_stopped_agent_that_comes_back_is_fenced(job: Any) -> None:
     cluster = Cluster(job, "2", 150)
     coordinator = cluster.coordinator()
     agents = {"a": cluster.agent("a"), "b": cluster.agent("b")}
-    wait_until(lambda: job.last_step() >= 3, f"no steps:\n{job.text()}")
+    wait_until(lambda: job.last_step() >= 3, lambda: f"no steps:\n{job.text()}")
     old = [e["pid"] for e in job.entered() if e["rank"] >= 2]
     holder = next(n for n, p in agents.items() if any(_parent(pid) == p.pid for pid in old))
     os.killpg(agents[holder].pid, signal.SIGSTOP)
     for pid in old:
         os.kill(pid, signal.SIGSTOP)
     standby = cluster.agent("c")
-    wait_until(lambda: any(e["generation"] >= 2 for e in job.entered()), f"no second generation:\n{job.text()}")
+    wait_until(lambda: any(e["generation"] >= 2 for e in job.entered()), lambda: f"no second generation:\n{job.text()}")
     for pid in [agents[holder].pid, *old]:
         os.kill(pid, signal.SIGCONT)
     assert job.wait(coordinator) == 0, job.text()

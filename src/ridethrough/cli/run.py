@@ -40,6 +40,14 @@ def run(
             rich_help_panel="Several machines",
         ),
     ] = None,
+    join: Annotated[
+        bool,
+        typer.Option(
+            "--join",
+            help="Only join the coordinator at the endpoint, never host it.",
+            rich_help_panel="Several machines",
+        ),
+    ] = False,
     token_file: Annotated[
         Path | None,
         typer.Option(
@@ -197,6 +205,7 @@ def run(
             min_nodes=least,
             max_nodes=most,
             endpoint=endpoint,
+            may_host=not join,
             address=local_addr,
             token=token,
             master_port=master_port,

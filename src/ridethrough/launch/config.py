@@ -25,6 +25,7 @@ class LaunchConfig(BaseModel):
     min_nodes: int = Field(1, ge=1, description="Least number of nodes that may train.")
     max_nodes: int = Field(1, ge=1, description="Nodes that train if they are there; more stand by.")
     endpoint: tuple[str, int] | None = Field(None, description="Host and port of the coordinator; None: one node.")
+    may_host: bool = Field(True, description="Host the coordinator if the endpoint is this machine's and is free.")
     address: str | None = Field(None, description="This node's own address for its peers; None: found out.")
     token: str = Field("", description="Known to every agent and coordinator of the job.", repr=False)
     master_port: int = Field(0, ge=0, le=65535, description="Port of the first store; 0 takes a free one.")

@@ -41,7 +41,7 @@ def launch(config: LaunchConfig, open_run: OpenRun) -> int:
 
 
 async def _launch(config: LaunchConfig, open_run: OpenRun) -> int:
-    if config.endpoint is not None and not await _can_listen(*config.endpoint):
+    if config.endpoint is not None and not (config.may_host and await _can_listen(*config.endpoint)):
         return await _Member(config, open_run).run()
     return await _host(config, open_run)
 
