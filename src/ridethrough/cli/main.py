@@ -22,6 +22,8 @@ COMMANDS = {
     "status": ("ridethrough.cli.status", "What a run is doing now: step, goodput, checkpoints, open incident."),
     "runs": ("ridethrough.cli.runs", "All runs: ls, show, search, compare, note, export."),
     "report": ("ridethrough.cli.report", "Write a run's HTML report."),
+    "advise": ("ridethrough.cli.advise", "What to change: interval, time limits, spares; what recovery costs."),
+    "calibrate": ("ridethrough.cli.calibrate", "Time limits from the longest seen of each phase."),
     "schema": ("ridethrough.cli.schema", "The ledger's events as JSON Schema."),
     "env": ("ridethrough.cli.env", "Versions, machine, limits and GPUs, for a bug report."),
     "exit-codes": ("ridethrough.cli.exit_codes", "Exit codes and whether an orchestrator should try again."),

@@ -1,0 +1,36 @@
+"""`ridethrough calibrate`: time limits from the longest seen of each phase, over several runs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from ridethrough.cli.advise import limits_table
+from ridethrough.cli.json_option import JsonCommand, JsonOption, write_json
+from ridethrough.cli.run_argument import Runs, find, read
+
+app = typer.Typer(rich_markup_mode="markdown")
+
+
+@app.command(cls=JsonCommand)
+def calibrate(
+    run: Annotated[
+        list[str] | None, typer.Argument(metavar="[RUN...]", help="Runs of the same kind; else the latest.")
+    ] = None,
+    runs: Runs = None,
+    json: JsonOption = None,
+) -> None:
+    """Propose a time limit for each phase: three times the longest that any rank of the given runs needed.
+
+    Give healthy runs with everything in them that is rightly slow: compilation, validation, a cold file system. A
+    step's own deadline is learned while the job runs; its row shows what it would be.
+    """
+    from ridethrough.report.timeouts import time_limits
+
+    limits = time_limits([read(find(runs, name)) for name in run or ["latest"]])
+    if json is not None:
+        write_json([limit.as_json() for limit in limits], json)
+        return
+    Console(highlight=False).print(limits_table(limits))
