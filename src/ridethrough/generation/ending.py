@@ -91,7 +91,6 @@ class Ending(JobState):
             self._evict(root.node)
         elif decision.rung == "replace_process" and worker is not None:
             self._kill(worker, decision.why)
-            self.members.drop(worker)
         return True
 
     def _evict(self, node: str) -> None:

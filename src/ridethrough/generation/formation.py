@@ -17,7 +17,7 @@ class Formation:
         self._members = members
         self._epoch = epoch
         self._num_spawned = 0
-        self.store = StoreRequest(members, policy.store_limit_s)
+        self.store = StoreRequest(members, policy.store_limit_s, epoch)
 
     def spawn(self, now_s: float, *, generation: int, restarts: int) -> list[m.Spawn]:
         """A process for each empty slot; the ranks are what the plan of `generation` is expected to say."""

@@ -53,7 +53,7 @@ class Forming(Ending):
         self._spawn()
         if self._attached_ever and counts["finished"]:
             return self._recall_plain()
-        if self.members.all_in("ready"):
+        if self.members.all_in("ready") and not self._killed:
             self._enter()
         return None
 

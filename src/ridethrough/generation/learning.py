@@ -14,7 +14,7 @@ class Learned:
     """`alive`: all nodes of the newest plan are in its generation with all of its workers, so training goes on.
 
     `missing` nodes did not come back, `strangers` have no part in the plan, `strays` (node, worker) are in a
-    generation that is over.
+    generation that is over, or beside another one in its slot.
     """
 
     alive: bool
@@ -76,12 +76,14 @@ class Learner:
                 continue
             members.restore(ranks.node, event.name, place)
             current = (event.plan.epoch, event.plan.generation) == (self.plan.epoch, self.plan.generation)
-            found = set()
+            found, taken = set(), set()
             for snapshot in event.workers:
                 within = snapshot.state in ("entering", "inside", "finished")
-                if within and not (current and snapshot.worker in ranks.workers):
-                    learned.strays.append((ranks.node, snapshot.worker))  # it is in a generation that is over
+                over = within and not (current and snapshot.worker in ranks.workers)
+                if over or snapshot.local_rank in taken or snapshot.local_rank >= members.num_workers:
+                    learned.strays.append((ranks.node, snapshot.worker))
                     continue
+                taken.add(snapshot.local_rank)
                 members.place(_worker(ranks.node, snapshot, now_s))
                 learned.attached |= snapshot.attached
                 if within:

@@ -110,6 +110,7 @@ class GenerationMachine(NodeEvents):
         if not self._attached_ever and self._now_s - worker.spawned_s > _ALIVE_IS_PROGRESS_S:
             self.history.no_progress = 0  # a script without `rt.run` shows its progress only by staying alive
         self.members.drop(worker)
+        self._killed.pop(worker.id, None)
         if report.is_ours and self.phase != "running" and not self._incident.open:
             return None  # the incident that it was killed for has been decided
         self._incident.replaced = True

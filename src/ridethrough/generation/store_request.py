@@ -6,14 +6,15 @@ from ridethrough.generation.membership import Membership
 from ridethrough.generation.messages import OpenStore
 
 _ROUNDS = 3
+_SERIALS_PER_EPOCH = 1_000_000
 
 
 class StoreRequest:
     """One store per plan. `endpoint` is set once it listens."""
 
-    def __init__(self, members: Membership, limit_s: float) -> None:
+    def __init__(self, members: Membership, limit_s: float, epoch: int) -> None:
         self._members, self._limit_s = members, limit_s
-        self.serial = 0
+        self.serial = epoch * _SERIALS_PER_EPOCH  # an answer to an earlier coordinator's request is not ours
         self.endpoint: str | None = None
         self._node = ""
         self._asked_s: float | None = None
