@@ -9,6 +9,7 @@ import typer
 
 from ridethrough.cli import fault_options as fo
 from ridethrough.cli import launching as la
+from ridethrough.cli.policy_file import Observe, PolicyFile, read_policy
 from ridethrough.cli.usage import fail, usage_errors
 
 app = typer.Typer(rich_markup_mode="markdown")
@@ -122,6 +123,8 @@ def run(
     ] = 0,
     max_restarts: la.MaxRestarts = 100,
     stop_grace: la.StopGrace = 10.0,
+    policy_file: PolicyFile = None,
+    observe: Observe = False,
     runs: la.Runs = None,
     run_id: la.RunId = None,
     log_dir: Annotated[
@@ -166,7 +169,6 @@ def run(
         ridethrough run --nnodes 2 --rdzv-endpoint node0:29500 --token-file job.token --nproc-per-node 8 train.py
         ridethrough run --nproc-per-node 4 --fault-at sigkill:1:20 --fault-steps 100 train.py
     """
-    from ridethrough.generation.policy import Policy
     from ridethrough.launch.config import LaunchConfig
     from ridethrough.launch.handshake import read_token
 
@@ -183,6 +185,17 @@ def run(
         token = read_token(token_file)
     if most > 1 and (endpoint is None or not token):
         fail("several machines need --rdzv-endpoint HOST:PORT and --token-file FILE, the same on each of them")
+    policy = read_policy(
+        ctx,
+        policy_file,
+        {
+            "max_restarts": ("max_restarts", max_restarts),
+            "stop_grace_s": ("stop_grace", stop_grace),
+            "node_wait_s": ("node_wait", node_wait),
+            "lease_s": ("lease", lease),
+            "observe": ("observe", observe),
+        },
+    )
     schedule = fo.schedule_from_options(
         count=fault_count,
         seed=fault_seed,
@@ -200,7 +213,7 @@ def run(
             command=["-m", *ctx.args] if module else list(ctx.args),
             num_workers=workers,
             no_python=no_python,
-            policy=Policy(max_restarts=max_restarts, stop_grace_s=stop_grace, node_wait_s=node_wait, lease_s=lease),
+            policy=policy,
             preload=preload or [],
             min_nodes=least,
             max_nodes=most,

@@ -144,10 +144,12 @@ class StepAt(_Message):
 
 
 class Situation(_Message):
-    """Where a rank is, for finding out who holds up the others. `within_cap`: it is in a phase that may take long,
-    and has not yet; `overdue`: its own limit is over. `groups`: collectives begun, by the process group's key.
-    `silent`: none of its Python threads has run for a while. `since_ns` is its last sign of progress, on its own host's
-    monotonic clock."""
+    """Where a rank is, for finding out who holds up the others.
+
+    `within_cap`: it is in a phase that may take long, and has not yet; `overdue`: its own limit is over, `late`: more
+    than half of it. `groups`: collectives begun, by the process group's key. `silent`: none of its Python threads has
+    run for a while. `since_ns` is its last sign of progress, on its own host's monotonic clock.
+    """
 
     worker: str = ""
     pid: int = 0
@@ -157,6 +159,7 @@ class Situation(_Message):
     groups: dict[str, int] = Field(default_factory=dict)
     within_cap: bool = False
     overdue: bool = False
+    late: bool = False
     silent: bool = False
     since_ns: int = 0
 

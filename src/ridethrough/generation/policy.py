@@ -126,6 +126,10 @@ class Policy(BaseModel):
     save_limit_s: float = Field(900.0, gt=0, description="Blocked in a save.")
     eval_limit_s: float = Field(900.0, gt=0, description="Validation.")
     finish_limit_s: float = Field(900.0, gt=0, description="From the last step to the function's return.")
+    heartbeat_limit_s: float = Field(
+        900.0, gt=0, description="Between two calls of rt.heartbeat() in a script without rt.run."
+    )
+    observe: bool = Field(False, description="Hangs are judged and recorded, but nobody is made to leave.")
 
     def leave_limit(self, world_size: int) -> float:
         """Seconds for leaving: abort and teardown touch every peer, so larger worlds get more."""

@@ -12,30 +12,33 @@ from collections.abc import Mapping
 from ridethrough.generation.messages import Situation
 
 # Where a phase lies in its step: who is in an earlier one has not arrived yet.
-_PLACE = {"outside": -4, "recovery": -3, "group": -2, "init": -1, "load": 0, "save": 2, "finish": 3, "held": 4}
+_PLACE = {"outside": -4, "recovery": -3, "group": -2, "init": -1, "load": 0, "finish": 2, "held": 3}
 _IN_THE_STEP = 1
 
 
-def place(situation: Situation) -> tuple[int, int]:
-    """Order of arrival: the step, then the place in it."""
-    return (situation.step, _PLACE.get(situation.phase, _IN_THE_STEP))
+def place(step: int, phase: str) -> tuple[int, int]:
+    """Order of arrival: the step, then the place in it. A script may save, load data or evaluate anywhere in a step."""
+    return (step, _PLACE.get(phase, _IN_THE_STEP))
+
+
+def _place(situation: Situation) -> tuple[int, int]:
+    return place(situation.step, situation.phase)
 
 
 def convict(situations: Mapping[int, Situation]) -> tuple[int, ...]:
     """The ranks that did not arrive. Nobody who may rightly wait for a rank that is in a phase that may take long
-    (loading, saving, evaluating) and is not ahead of it; nobody while no rank is overdue."""
+    (loading, saving, evaluating) and is not ahead of it; nobody while no rank is overdue; nobody who has only just come
+    to where it is, whatever the others think of it."""
     if not any(s.overdue for s in situations.values()):
         return ()
-    busy = [place(s) for s in situations.values() if s.within_cap]
+    busy = [_place(s) for s in situations.values() if s.within_cap]
     accused = {r: s for r, s in situations.items() if not s.within_cap and s.phase not in ("outside", "held")}
     if busy:
-        accused = {r: s for r, s in accused.items() if s.overdue and place(s) < min(busy)}
+        accused = {r: s for r, s in accused.items() if s.overdue and _place(s) < min(busy)}
     if not accused:
         return ()
-    first = min(place(s) for s in accused.values())
-    last = {r for r, s in accused.items() if place(s) == first}
-    if len(last) == 1:
-        return tuple(last)
+    first = min(_place(s) for s in accused.values())
+    last = {r for r, s in accused.items() if _place(s) == first}
     behind, waiting = _behind_and_waiting(situations)
     for narrower in (
         last & (behind - waiting),
@@ -44,8 +47,9 @@ def convict(situations: Mapping[int, Situation]) -> tuple[int, ...]:
         {r for r in last if situations[r].overdue},
     ):
         if narrower:
-            return tuple(sorted(narrower))
-    return tuple(sorted(last))
+            last = narrower
+            break
+    return tuple(sorted(r for r in last if situations[r].late))
 
 
 def _behind_and_waiting(situations: Mapping[int, Situation]) -> tuple[set[int], set[int]]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from ridethrough.generation.messages import Situation
 from ridethrough.generation.policy import Policy
-from ridethrough.health.conviction import convict
+from ridethrough.health.conviction import convict, place
 from ridethrough.health.heartbeat import IN_STEP, Reading
 
 _S = 1_000_000_000
@@ -27,6 +27,7 @@ _AGAIN_FACTOR, _AGAIN_FLOOR_S = 10.0, 10.0  # first step of a later generation, 
 _ALONE_FACTOR = 3.0  # ranks that do not wait for each other: one alone may be late for longer
 _SILENT_S = 1.0  # the monitor thread stamps ten times a second, unless something holds the GIL
 _MOST_SCALE = 64.0
+_BEFORE_MACHINE = 0.8  # the machine kills everybody who has not entered in time: name the guilty before that
 
 
 @dataclass(frozen=True)
@@ -59,12 +60,12 @@ class Judge:
         self._policy = policy
         self._durations: deque[int] = deque(maxlen=_WINDOW)
         self._counted: dict[int, int] = {}
-        self._generation = 0
         self._world_size = 0
         self._last_look_ns = 0
-        self._grace_ns = 0
+        self._absences: deque[tuple[int, int]] = deque(maxlen=_WINDOW)  # (from, to) when the judge was not there
         self._scale = 1.0
         self._marks: dict[int, tuple[tuple[int, int, int], int]] = {}
+        self._excused: dict[int, tuple[int, int]] = {}  # rank -> (since when it is in what it is in, time to let off)
         self.longest_s: dict[str, float] = {}
 
     def step_deadline_s(self) -> float:
@@ -87,12 +88,13 @@ class Judge:
 
     def look(self, now_ns: int, readings: Mapping[int, Reading]) -> Verdict | None:
         """`readings` by rank. Returns a verdict as long as somebody is overdue and somebody is guilty."""
-        late_ns = now_ns - self._last_look_ns if self._last_look_ns else 0
-        self._last_look_ns = now_ns
-        if late_ns > _LATE_S * _S:
-            self._grace_ns += late_ns
         inside = self._inside(readings)
         self._learn(inside)
+        if self._last_look_ns and now_ns - self._last_look_ns > _LATE_S * _S:
+            self._absences.append((self._last_look_ns, now_ns))
+        elif self._last_look_ns:
+            self._excuse(now_ns, now_ns - self._last_look_ns, inside)
+        self._last_look_ns = now_ns
         clocks = self._clocks(now_ns, inside)
         for clock in clocks.values():
             if clock.phase not in IN_STEP:
@@ -103,8 +105,9 @@ class Judge:
         guilty = convict(situations)
         if not guilty:
             return None
-        worst = max(guilty, key=lambda rank: clocks[rank].age_s)
-        late = max((c for c in clocks.values() if c.overdue), key=lambda c: c.age_s - c.limit_s)
+        worst = max(guilty, key=lambda rank: (clocks[rank].overdue, clocks[rank].age_s))
+        overdue = [clocks[worst]] if clocks[worst].overdue else [c for c in clocks.values() if c.overdue]
+        late = max(overdue, key=lambda c: c.age_s - c.limit_s)
         x = inside[worst]
         return Verdict(guilty, x.phase, x.step, late.age_s, late.limit_s, situations)
 
@@ -121,7 +124,7 @@ class Judge:
 
     def _clocks(self, now_ns: int, inside: Mapping[int, Reading]) -> dict[int, _Clock]:
         starved_ns = max((self._starved_ns(rank, x) for rank, x in inside.items()), default=0)
-        ages = {r: self._age_s(now_ns, x, starved_ns) for r, x in inside.items()}
+        ages = {r: self._age_s(now_ns, r, x, starved_ns) for r, x in inside.items()}
         deadline_s = self.step_deadline_s()
         # Peers that wait for a late rank are late themselves, by up to one step less.
         stepping = [ages[r] for r, x in inside.items() if _phase(x) in IN_STEP]
@@ -132,10 +135,29 @@ class Judge:
             for r, x in inside.items()
         }
 
-    def _age_s(self, now_ns: int, x: Reading, starved_ns: int) -> float:
-        since_ns = max(x.step_ns, x.resumed_ns) if x.phase in IN_STEP else x.phase_ns
-        age_ns = now_ns - self._grace_ns - since_ns
+    def _age_s(self, now_ns: int, rank: int, x: Reading, starved_ns: int) -> float:
+        since_ns = _since_ns(x)
+        age_ns = now_ns - since_ns - self._absent_ns(since_ns)
+        excused_since_ns, excused_ns = self._excused.get(rank, (0, 0))
+        if excused_since_ns == since_ns:
+            age_ns -= excused_ns
         return (age_ns - min(starved_ns, max(0, age_ns) // 2)) / _S
+
+    def _excuse(self, now_ns: int, passed_ns: int, inside: Mapping[int, Reading]) -> None:
+        """Who may wait for a rank that is loading data, saving or evaluating is not the later for it."""
+        busy = [
+            place(x.step, x.phase)
+            for x in inside.values()
+            if _phase(x) not in IN_STEP and (now_ns - x.phase_ns) / _S <= self._cap_s(x)
+        ]
+        for rank, x in inside.items():
+            if _phase(x) in IN_STEP and busy and min(busy) <= place(x.step, x.phase):
+                since_ns, excused_ns = self._excused.get(rank, (0, 0))
+                self._excused[rank] = (_since_ns(x), passed_ns + (excused_ns if since_ns == _since_ns(x) else 0))
+
+    def _absent_ns(self, since_ns: int) -> int:
+        """How long the judge itself was away since then: the ranks were probably not running either."""
+        return sum(to - max(begun, since_ns) for begun, to in self._absences if to > since_ns)
 
     def _starved_ns(self, rank: int, x: Reading) -> int:
         """How long the rank has waited for a processor since it last moved on."""
@@ -149,7 +171,6 @@ class Judge:
     def _situations(
         self, now_ns: int, inside: Mapping[int, Reading], clocks: Mapping[int, _Clock]
     ) -> dict[int, Situation]:
-        silent_ns = int(_SILENT_S * _S) + self._grace_ns
         return {
             r: Situation(
                 phase=x.phase,
@@ -158,7 +179,8 @@ class Judge:
                 groups={f"{key:x}": begun for key, begun in x.groups},
                 within_cap=clocks[r].phase not in IN_STEP and not clocks[r].overdue,
                 overdue=clocks[r].overdue,
-                silent=bool(x.gil_ns) and now_ns - x.gil_ns > silent_ns,
+                late=clocks[r].age_s > clocks[r].limit_s / 2,
+                silent=bool(x.gil_ns) and now_ns - x.gil_ns - self._absent_ns(x.gil_ns) > _SILENT_S * _S,
                 since_ns=max(x.step_ns, x.phase_ns),
             )
             for r, x in inside.items()
@@ -168,17 +190,12 @@ class Judge:
 
     # A process is known from its first reading on: what it did before that is not counted.
     def _learn(self, inside: Mapping[int, Reading]) -> None:
-        generation = max((x.generation for x in inside.values()), default=self._generation)
-        if generation != self._generation:
-            self._generation = generation
-            self._grace_ns = 0
         for rank, x in inside.items():
             fresh = x.num_steps - self._counted.get(rank, x.num_steps)
             self._counted[rank] = x.num_steps
             for duration in x.recent_ns[len(x.recent_ns) - min(fresh, len(x.recent_ns)) :]:
                 self._durations.append(duration)
                 self._seen("step", duration / _S)
-                self._grace_ns = 0
 
     def _seen(self, phase: str, age_s: float) -> None:
         if age_s > self.longest_s.get(phase, 0.0):
@@ -187,8 +204,8 @@ class Judge:
     def _cap_s(self, x: Reading) -> float:
         p = self._policy
         return {
-            "recovery": p.rebuild_limit_s,
-            "group": p.rebuild_limit_s,
+            "recovery": _BEFORE_MACHINE * p.rebuild_limit_s,
+            "group": _BEFORE_MACHINE * p.rebuild_limit_s,
             "init": p.init_limit_s,
             "load": p.load_limit_s,
             "first_step": self._first_step_s(x),
@@ -204,6 +221,10 @@ class Judge:
         if x.generation <= 1 or seen is None:
             return self._policy.first_step_limit_s
         return min(self._policy.first_step_limit_s, max(_AGAIN_FLOOR_S, _AGAIN_FACTOR * seen))
+
+
+def _since_ns(x: Reading) -> int:
+    return max(x.step_ns, x.resumed_ns) if x.phase in IN_STEP else x.phase_ns
 
 
 def _phase(x: Reading) -> str:

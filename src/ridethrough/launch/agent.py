@@ -32,6 +32,7 @@ from ridethrough.launch import linux
 from ridethrough.launch.compaction import keep_compact
 from ridethrough.launch.config import LaunchConfig
 from ridethrough.launch.environment import worker_environment
+from ridethrough.launch.evidence import Evidence
 from ridethrough.launch.forker import Forker
 from ridethrough.launch.keeper import KeeperProcess
 from ridethrough.launch.logs import WorkerLog
@@ -42,6 +43,7 @@ from ridethrough.ledger.recorder import Recorder
 from ridethrough.ledger.rundir import RunDir
 
 _GONE_LIMIT_S = 10.0
+_SILENT_LOOK_S = 0.5
 _STATE_AFTER: dict[str, WorkerState] = {"ready": "ready", "entered": "inside", "finished": "finished"}
 
 
@@ -73,7 +75,8 @@ class NodeAgent:
         self._forker = Forker(job_mark=self._mark, folder=str(self._folder), preload=config.preload, env=base_env)
         self._keeper = KeeperProcess(self._folder / "keeper.sock", run)
         self._base_env = base_env
-        self._watch = Watch(config.policy, self.node, self._workers, self._report)
+        self._evidence = Evidence(run.incidents_dir, self.name, self._workers)
+        self._watch = Watch(config.policy, self.node, self._workers, report, recorder.emit, self._take_evidence)
         self._oom_kills = linux.oom_kills()
         self._server: asyncio.Server | None = None
         self._stopping = False
@@ -97,6 +100,7 @@ class NodeAgent:
             print(f"ridethrough: workers are started anew instead of forked: {self._forker.note}", file=sys.stderr)
         self._spawn_task(self._watch.loop())
         self._spawn_task(keep_compact(self.run))
+        self._spawn_task(self._end_silent())
         self._started = True
         self.join()
 
@@ -139,6 +143,9 @@ class NodeAgent:
                 print(f"ridethrough: process {worker.pid} (rank {worker.rank}) cannot be killed", file=sys.stderr)
         for task in list(self._tasks):
             task.cancel()
+        self._recorder.emit(
+            "intervals", longest_s=self._watch.intervals(), deadline_s=self._watch.judge.step_deadline_s()
+        )
         if self._server is not None:
             self._server.close()
         await self._keeper.stop()
@@ -160,7 +167,7 @@ class NodeAgent:
         elif isinstance(action, m.Enter):
             self._enter(action)
         elif isinstance(action, m.Leave):
-            self._watch.dump_stacks(self.run.incidents_dir, action.generation)
+            self._take_evidence(action.generation)
             self._broadcast({"t": "leave", "generation": action.generation, "why": action.why})
         elif isinstance(action, m.Kill):
             worker = self._workers.get(action.worker)
@@ -173,6 +180,9 @@ class NodeAgent:
         elif isinstance(action, m.Inspect):
             situations = self._watch.situations()
             self._report(m.Inspected(node=self.node, generation=action.generation, situations=situations))
+
+    def _take_evidence(self, generation: int) -> None:
+        self._evidence.take(self._plan.epoch if self._plan is not None else 0, generation)
 
     def release(self, code: int) -> None:
         """The job is over: workers that wait in `rt.run` go on behind it."""
@@ -264,6 +274,7 @@ class NodeAgent:
         if not (worker.released and code == 0):
             self._report(m.WorkerExited(worker=worker.id, report=report))
         await worker.log.drain(2.0)
+        self._evidence.keep_now(worker, self._plan.epoch if self._plan is not None else 0)
         self._forget(worker)
         worker.gone.set()
 
@@ -278,6 +289,15 @@ class NodeAgent:
         worker.kill_reason = worker.kill_reason or why
         if worker.pid and not worker.gone.is_set():
             linux.kill_tree(worker.pid, f"RIDETHROUGH_WORKER={worker.id}")
+
+    async def _end_silent(self) -> None:
+        """A script without `rt.run` can't be told to leave: a rank whose heartbeats have stopped is killed."""
+        while True:
+            await asyncio.sleep(_SILENT_LOOK_S)
+            for worker, age_s in self._watch.silent():
+                if not worker.hung and not self.config.policy.observe:
+                    worker.hung = f"no heartbeat for {age_s:.1f} s"
+                    self._kill(worker, worker.hung)
 
     def _signal(self, worker: WorkerProcess, sig: int) -> None:
         if worker.pidfd >= 0:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 
 from ridethrough.generation import messages as m
 from ridethrough.generation.policy import Policy
-from ridethrough.health.heartbeat import STACK_SIGNAL, Reading
+from ridethrough.health.heartbeat import Reading
 from ridethrough.health.judge import Judge, Verdict
 from ridethrough.launch import linux
 from ridethrough.launch.workers import WorkerProcess
@@ -29,7 +27,13 @@ class Watch:
         node: str,
         workers: Mapping[str, WorkerProcess],
         report: Callable[[m.Event], None],
+        record: Callable[..., None],
+        before_report: Callable[[int], None],
     ) -> None:
+        """`record` takes ledger events; `before_report(generation)` is called when a hang is about to be reported."""
+        self._observe = policy.observe
+        self._heartbeat_limit_s = policy.heartbeat_limit_s
+        self._record, self._before_report = record, before_report
         self._node = node
         self._workers = workers
         self._report = report
@@ -44,6 +48,16 @@ class Watch:
         self.judge.plan_changed(world_size)
         self._told_step = 0
         self._accused.clear()
+
+    def silent(self) -> list[tuple[WorkerProcess, float]]:
+        """Workers of a script without `rt.run` that have called `rt.heartbeat` once, and not for too long since."""
+        now_ns = time.monotonic_ns()
+        found = []
+        for worker in self._workers.values():
+            beat_ns = worker.reading().beat_ns if worker.pidfd >= 0 and worker.writer is None else 0
+            if beat_ns and (now_ns - beat_ns) / 1e9 > self._heartbeat_limit_s:
+                found.append((worker, (now_ns - beat_ns) / 1e9))
+        return found
 
     async def loop(self) -> None:
         """Runs until cancelled."""
@@ -63,10 +77,25 @@ class Watch:
             self._report(m.Progress(node=self._node, generation=self._generation, step=best))
 
     def look(self) -> None:
-        verdict = self.judge.look(time.monotonic_ns(), self._readings())
+        readings = self._readings()
+        verdict = self.judge.look(time.monotonic_ns(), readings)
+        if self._observe and self._accused and verdict is None:
+            self._accused.clear()  # they moved on
+            self.judge.exonerate()
         if verdict is not None and time.monotonic() - self._suspected_s > _SUSPECT_AGAIN_S:
             self._suspected_s = time.monotonic()
-            self._accused.update(verdict.guilty)
+            self._verdict(verdict)
+
+    def _verdict(self, verdict: Verdict) -> None:
+        """Records what the judge says; a rank that moves on after a verdict which nobody acted on was not hung."""
+        fresh = set(verdict.guilty) - self._accused
+        for rank in sorted(fresh):
+            x = verdict.situations[rank]
+            told = {"rank": rank, "phase": x.phase, "step": x.step, "observe": self._observe}
+            self._record("verdict", age_s=verdict.age_s, deadline_s=verdict.deadline_s, **told)
+        self._accused.update(fresh)
+        if not self._observe:
+            self._before_report(self._generation)
             self._report_hang(verdict)
 
     def left(self, rank: int, left_by: str) -> None:
@@ -75,14 +104,9 @@ class Watch:
             self.judge.exonerate()
         self._accused.discard(rank)
 
-    def dump_stacks(self, folder: Path, generation: int) -> None:
-        """Asks every worker that can for the stacks of its threads; they go to the file it named at its start."""
-        for worker in self._workers.values():
-            if worker.writer is not None and worker.generation == generation and worker.pidfd >= 0:
-                try:
-                    signal.pidfd_send_signal(worker.pidfd, STACK_SIGNAL)
-                except OSError:
-                    continue
+    def intervals(self) -> dict[str, float]:
+        """The longest time seen in each phase, in seconds: what limits are made from."""
+        return {phase: round(age_s, 3) for phase, age_s in sorted(self.judge.longest_s.items())}
 
     def _readings(self) -> dict[int, Reading]:
         return {

@@ -31,6 +31,7 @@ class WorkerProcess:
     released: bool = False
     state: WorkerState = "starting"
     kill_reason: str = ""
+    hung: str = ""
     told_fatal: str = ""
     gone: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -44,6 +45,7 @@ class WorkerProcess:
         path = self.page.path
         self.page.close()
         Path(path).unlink(missing_ok=True)
+        path.with_name(path.name.replace("heartbeat-", "stacks-", 1)).unlink(missing_ok=True)
 
 
 def death_report(worker: WorkerProcess, status: int, *, oom: bool, node: str) -> FaultReport | None:
@@ -65,6 +67,8 @@ def death_report(worker: WorkerProcess, status: int, *, oom: bool, node: str) ->
                 fault_class, cause = "oom", "killed by the kernel: out of memory"
             else:
                 cause = "SIGKILL, unknown sender"
+        if worker.hung:
+            fault_class, cause = "hang", worker.hung
     elif worker.log.tail:
         cause = last_error(list(worker.log.tail)) or cause
     return FaultReport(
@@ -74,7 +78,7 @@ def death_report(worker: WorkerProcess, status: int, *, oom: bool, node: str) ->
         node=node,
         pid=worker.pid,
         fault_class=fault_class,
-        detected_by="waitpid",
+        detected_by="heartbeat" if worker.hung else "waitpid",
         phase=reading.phase,
         step=reading.step or None,
         cause=cause,
@@ -83,7 +87,7 @@ def death_report(worker: WorkerProcess, status: int, *, oom: bool, node: str) ->
         signal=-code if code < 0 else None,
         declared_ns=time.monotonic_ns(),
         fault_ns=max(reading.step_ns, reading.phase_ns) or None,
-        killed_by_us=bool(worker.kill_reason),
+        killed_by_us=bool(worker.kill_reason) and not worker.hung,
     )
 
 

@@ -199,6 +199,25 @@ KINDS: dict[str, Kind] = {
             "observe": Field("bool", "true: only noted, nothing was done"),
         },
     ),
+    "intervals": Kind(
+        _AGENT,
+        "at the job's end: what limits are made from",
+        {
+            "longest_s": Field("any", "phase -> longest time seen in it, in seconds"),
+            "deadline_s": Field("float", "the step's learned deadline at the end, in seconds"),
+        },
+    ),
+    "health": Kind(
+        _WORKER,
+        "one check before a generation is entered again",
+        {
+            **_GR,
+            "check": _s("its name"),
+            "status": _s("verdict; UNAVAILABLE never takes anybody out", ["PASS", "FAIL", "UNAVAILABLE"]),
+            "detail": _s("what was found"),
+            "seconds": Field("float", "how long it took"),
+        },
+    ),
     "enter": Kind(_WORKER, "the training function is about to be called: `init` begins", _GR),
     "phase": Kind(
         _WORKER,

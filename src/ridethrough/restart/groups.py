@@ -153,6 +153,9 @@ class Groups:
             _graveyard.append(c10d._get_default_group())
             with contextlib.suppress(RuntimeError, ValueError):
                 c10d.destroy_process_group()
+        # A group that failed while it was made has used up a name: a new process would count from 0, and the two would
+        # never meet in the store.
+        c10d._world.group_count = 0
         forget_meshes()
         begun = time.monotonic()
         gc.collect()

@@ -231,11 +231,10 @@ class Session:
             if message["t"] in kinds:
                 return message
 
-    def _register_stacks(self) -> Any:
+    def _register_stacks(self) -> int:
         """`faulthandler` writes all threads' stacks on demand, also when the interpreter is stuck."""
-        if self._run_dir is None:
-            return None
-        path = self._run_dir / "incidents" / f"stacks-{self._worker}.txt"
+        page = self._page.path
+        path = page.with_name(page.name.replace("heartbeat-", "stacks-", 1))
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         faulthandler.register(STACK_SIGNAL, file=fd, all_threads=True, chain=False)
         return fd

@@ -1,0 +1,61 @@
+"""`--policy FILE`: limits and budgets of recovery from a JSON file, as `ridethrough calibrate` writes it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ridethrough.cli.usage import fail
+
+if TYPE_CHECKING:
+    from ridethrough.generation.policy import Policy
+
+PolicyFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--policy",
+        metavar="FILE",
+        help='Limits and budgets as JSON, like {"eval_limit_s": 120}; `ridethrough calibrate` writes one.',
+        rich_help_panel="Recovery",
+    ),
+]
+Observe = Annotated[
+    bool,
+    typer.Option(
+        "--observe",
+        help="Judge hangs but act on none: records the verdicts and the longest intervals, for `calibrate`.",
+        rich_help_panel="Recovery",
+    ),
+]
+
+
+def read_policy(ctx: typer.Context, file: Path | None, options: dict[str, tuple[str, Any]]) -> Policy:
+    """`options`: field -> (name of the command's parameter, its value). What was given on the command line goes before
+    the file, the file before the defaults. Exits with 2 on a file that is none."""
+    from pydantic import ValidationError
+
+    from ridethrough.generation.policy import Policy
+
+    fields: dict[str, Any] = {}
+    if file is not None:
+        try:
+            fields = json.loads(file.read_text(encoding="utf-8"))
+        except OSError as error:
+            fail(f"--policy {file} cannot be read ({error.strerror}); give a JSON file")
+        except ValueError as error:
+            fail(f"--policy {file} is no JSON ({error}); `ridethrough calibrate` writes one")
+        if not isinstance(fields, dict):
+            fail(f'--policy {file}: give a JSON object, like {{"eval_limit_s": 120}}')
+    for name, (parameter, value) in options.items():
+        source = ctx.get_parameter_source(parameter)
+        if name not in fields or (source is not None and source.name == "COMMANDLINE"):
+            fields[name] = value
+    try:
+        return Policy(**fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        known = ", ".join(sorted(Policy.model_fields))
+        fail(f"--policy {file}: {'.'.join(map(str, first['loc']))}: {first['msg']}; known are {known}")
