@@ -1,6 +1,7 @@
-"""Lets the tests of this folder use the ledger's event histories (`ledger_cases`)."""
+"""Lets the tests of this folder use its own `browser` and the ledger's event histories (`ledger_cases`)."""
 
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "ledger"))
+sys.path.insert(0, str(Path(__file__).parent))

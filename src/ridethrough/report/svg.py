@@ -16,10 +16,13 @@ from ridethrough.ledger.incidents import Incident
 from ridethrough.ledger.partition import Partition
 from ridethrough.ledger.schema import STAGES
 from ridethrough.ledger.steps import Floats, Ints
+from ridethrough.ledger.summary import RunLedger
+from ridethrough.report.figures import save_times, thinned
 
 WIDTH = 1000
 _POINTS = 1200  # of a curve
 MAX_LANES = 128
+_MOST_BARS = 60
 
 
 def timeline(part: Partition, incidents: Sequence[Incident]) -> str:
@@ -119,13 +122,9 @@ def _curve(
 
 
 def _thinned(steps: Ints, values: Floats, every: int) -> list[tuple[int, float]]:
-    """Of each `every` points the first and the highest, so that no peak is lost."""
-    if every == 1:
-        return list(zip(steps.tolist(), values.tolist(), strict=True))
-    kept = set(range(0, len(values), every))
-    kept |= {at + int(np.argmax(values[at : at + every])) for at in range(0, len(values), every)}
-    order = sorted(kept)
-    return list(zip(steps[order].tolist(), values[order].tolist(), strict=True))
+    """Some of the points, with all peaks."""
+    places = thinned(values, every)
+    return list(zip(steps[places].tolist(), values[places].tolist(), strict=True))
 
 
 def recovery(incidents: Sequence[Incident]) -> str:
@@ -136,6 +135,10 @@ def recovery(incidents: Sequence[Incident]) -> str:
     longest = max((sum(i.stages_s.values()) for i in incidents), default=0.0) or 1.0
     scale = (WIDTH - left - 80) / longest
     out = []
+    note = ""
+    if len(incidents) > _MOST_BARS:
+        note = f"<p>The {_MOST_BARS} slowest of {len(incidents)}.</p>"
+        incidents = sorted(incidents, key=lambda i: -sum(i.stages_s.values()))[:_MOST_BARS]
     for number, incident in enumerate(incidents):
         y, at = 4 + number * (height + 6), float(left)
         label = escape(f"{number + 1}: {incident.class_}, rank {incident.rank}")
@@ -152,7 +155,32 @@ def recovery(incidents: Sequence[Incident]) -> str:
         whole = sum(incident.stages_s.values())
         note = f"{whole:.2f} s" if incident.recovered else f"{whole:.2f} s, not recovered"
         out.append(f'<text class="axis" x="{at + 6:.1f}" y="{y + 14}">{note}</text>')
-    return _svg(8 + len(incidents) * (height + 6), "Recovery of each incident by stage", out)
+    return note + _svg(8 + len(incidents) * (height + 6), "Recovery of each incident by stage", out)
+
+
+def save_curves(ledger: RunLedger) -> str:
+    """The age of the newest state on disk over time, with the time that each write took."""
+    times = save_times(ledger)
+    points = [*times["age"], *((t, seconds) for t, seconds, _ in times["write"]), *times["stall"]]
+    if not points:
+        return "<p>No save was committed.</p>"
+    left, top, right, bottom = 60, 26, WIDTH - 14, 200
+    wall, high = ledger.part.wall_ns / 1e9, max(y for _, y in points) or 1.0
+
+    def at(t: float, y: float) -> str:
+        return f"{left + (right - left) * t / wall:.1f},{bottom - (bottom - top) * y / high:.1f}"
+
+    out = [f'<text class="head" x="{left}" y="13">Age of the newest state on disk (line), write times (dots), s</text>']
+    out.append(f'<polyline class="curve" points="{" ".join(at(t, y) for t, y in times["age"])}"/>')
+    for state, dots in (("finish", [p[:2] for p in times["write"]]), ("snapshot_stall", times["stall"])):
+        for t, y in dots[:: max(1, len(dots) // 500)]:
+            cx, cy = at(t, y).split(",")
+            out.append(f'<circle class="s-{state}" cx="{cx}" cy="{cy}" r="3"><title>{y:.4f} s</title></circle>')
+    for y in (0.0, high / 2, high):
+        line = float(at(0, y).split(",")[1]) + 4
+        out.append(f'<text class="axis" x="{left - 6}" y="{line:.0f}" text-anchor="end">{y:.3g}</text>')
+    out += _axis_x(left, right, bottom + 2, 0, wall, " s")
+    return _svg(bottom + 26, "Age of the newest state on disk", out)
 
 
 def _axis_x(left: float, right: float, y: float, low: float, high: float, unit: str) -> list[str]:
