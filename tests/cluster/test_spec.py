@@ -89,8 +89,7 @@ def test_snapshots_count_as_the_pod_s_memory() -> None:
 @pytest.mark.parametrize(
     ("change", "rule", "words"),
     [
-        ("limits: {lease_s: 300}", "limits", ["lease_s 300 must be below coordinator_wait_s 120"]),
-        ("limits: {coordinator_wait_s: 30}", "limits", ["coordinator_wait_s 30"]),
+        ("limits: {lease_s: 400}", "limits", ["below the launcher's coordinator_wait_s 120", "below node_wait_s 300"]),
         ("limits: {node_wait_s: 100}\nstandby: 0", "limits", ["node_wait_s 100", "without a standby node"]),
         ("limits: {deadline_s: 200}", "limits", ["node_wait_s 300 must be below deadline_s 200"]),
         ("limits: {stop_grace_s: 10, pod_grace_s: 8}", "grace", ["stop_grace_s 10", "pod_grace_s 8", "at least 15"]),

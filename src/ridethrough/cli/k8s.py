@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +14,7 @@ from ridethrough.cli.json_option import JsonCommand, JsonOption, write_json
 from ridethrough.cli.usage import fail
 
 if TYPE_CHECKING:
+    from ridethrough.cluster.api import Api
     from ridethrough.cluster.spec import JobSpec
 
 app = typer.Typer(
@@ -104,6 +107,227 @@ def validate(
         sys.stdout.write(f"{report.num_objects} objects, {against}: {len(report.problems) or 'no'} problems\n")
     if report.problems:
         raise typer.Exit(2)
+
+
+JobName = Annotated[str, typer.Argument(metavar="JOB", help="The job's file, or its name.")]
+Namespace = Annotated[
+    str | None, typer.Option("--namespace", "-n", help="Of a job that is given by name; else `default`.")
+]
+Context = Annotated[
+    str | None, typer.Option("--context", help="Of the kubeconfig; else the current one, or the pod's own account.")
+]
+
+
+@app.command()
+def submit(
+    file: JobFile,
+    wait: Annotated[bool, typer.Option("--wait", help="Until it ends; then exit with the launcher's code.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Ask the cluster what it would say to each object; make none.")
+    ] = False,
+    timeout: Annotated[float | None, typer.Option("--timeout", min=1, metavar="SECONDS", help="Of --wait.")] = None,
+    context: Context = None,
+) -> None:
+    """Start a job: all of its objects, or none. What `validate` refuses is not sent.
+
+    Examples:
+
+        ridethrough k8s submit job.yaml --wait
+        ridethrough k8s submit job.yaml --dry-run
+    """
+    from ridethrough.cluster.submit import submit as send
+    from ridethrough.cluster.validate import validate_spec
+
+    spec = _load(file)
+    extras = _extras(spec)
+    report = validate_spec(spec, extras)
+    if report.problems:
+        fail("\n".join([f"{file}:", *(f"  {problem}" for problem in report.problems)]))
+    with _cluster_errors():
+        api = _api(context)
+        send(api, spec, extras=extras, dry_run=dry_run, say=_say)
+        if wait and not dry_run:
+            _follow(api, spec.name, spec.namespace, timeout)
+
+
+@app.command(cls=JsonCommand)
+def status(
+    job: JobName,
+    wait: Annotated[bool, typer.Option("--wait", help="Until it ends; then exit with the launcher's code.")] = False,
+    timeout: Annotated[float | None, typer.Option("--timeout", min=1, metavar="SECONDS", help="Of --wait.")] = None,
+    namespace: Namespace = None,
+    context: Context = None,
+    json: JsonOption = None,
+) -> None:
+    """Show a job's phase, its pods with the meaning of their exit codes, and the last warnings.
+
+    Exits with 1 if there is no such job.
+    """
+    from ridethrough.cli.table import print_table
+    from ridethrough.cluster.status import job_status
+
+    name, place = _name(job, namespace)
+    with _cluster_errors():
+        api = _api(context)
+        if wait:
+            _follow(api, name, place, timeout)
+        found = job_status(api, name, place)
+    if json is not None:
+        write_json(found.as_json(), json)
+    else:
+        words = [word for word in (found.reason, found.message) if word]
+        restarts = f", {found.restarts} restarts of the whole" if found.restarts else ""
+        sys.stdout.write(f"{name}: {found.phase}{restarts}{': ' if words else ''}{'; '.join(words)}\n")
+        rows = [
+            [pod.name, pod.phase, pod.reason or "-", pod.ended or "-", pod.node or "-", pod.started or "-"]
+            for pod in found.pods
+        ]
+        if rows:
+            print_table(["pod", "phase", "reason", "ended", "node", "started"], rows)
+        for warning in found.warnings:
+            sys.stdout.write(f"! {warning}\n")
+    if found.phase == "missing":
+        raise typer.Exit(1)
+
+
+@app.command()
+def logs(
+    job: JobName,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Until the job ends; new pods join.")] = False,
+    rank: Annotated[int | None, typer.Option("--rank", min=0, help="Only this rank's lines, wherever it runs.")] = None,
+    component: Annotated[
+        str | None, typer.Option("--component", help="coordinator, trainer or data; else all.")
+    ] = None,
+    tail: Annotated[int | None, typer.Option("--tail", min=1, help="Only the last lines of each pod.")] = None,
+    namespace: Namespace = None,
+    context: Context = None,
+) -> None:
+    """Show the output of a job's pods, each line with its pod; with --rank the lines of that rank alone.
+
+    Logs of pods that are gone are in the run's folder: `ridethrough k8s collect`.
+    """
+    from ridethrough.cluster.pod_logs import stream
+
+    name, place = _name(job, namespace)
+    with _cluster_errors():
+        for pod, line in stream(_api(context), name, place, follow=follow, rank=rank, component=component, tail=tail):
+            sys.stdout.write(f"{line}\n" if rank is not None else f"{pod}: {line}\n")
+            sys.stdout.flush()
+
+
+@app.command()
+def collect(
+    file: JobFile,
+    out: Annotated[Path | None, typer.Option("--out", help="Folder; else runs/NAME.")] = None,
+    checkpoints: Annotated[bool, typer.Option("--checkpoints", help="Fetch checkpoints too; they are large.")] = False,
+    context: Context = None,
+) -> None:
+    """Bring the run's folder here: events, logs, incidents, report. Hashes are checked; what is there stays.
+
+    Then `ridethrough runs show`, `report` and the others work on it as on a local run.
+    """
+    from ridethrough.cluster.collect import collect as fetch
+
+    spec = _load(file)
+    with _cluster_errors():
+        got = fetch(_api(context), spec, out or Path("runs") / spec.name, checkpoints=checkpoints, say=_say)
+    there = f", {got.num_there} were there" if got.num_there else ""
+    sys.stdout.write(f"{got.folder}: {got.num_files} files, {got.num_bytes / 1e6:.1f} MB fetched{there}\n")
+
+
+@app.command()
+def delete(
+    job: JobName,
+    with_claim: Annotated[
+        bool, typer.Option("--with-claim", help="Also the volume claim. FSx keeps its data, other classes may not.")
+    ] = False,
+    namespace: Namespace = None,
+    context: Context = None,
+) -> None:
+    """Delete a job in order and wait until its pods have ended. Results stay on the volume."""
+    from ridethrough.cluster.submit import delete as remove
+
+    name, place = _name(job, namespace)
+    with _cluster_errors():
+        deleted = remove(_api(context), name, place, with_claim=with_claim, say=_say)
+    sys.stdout.write(f"{name}: {len(deleted)} objects deleted\n")
+
+
+@app.command(cls=JsonCommand)
+def doctor(
+    file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="A job that should run there.")] = None,
+    namespace: Namespace = None,
+    context: Context = None,
+    json: JsonOption = None,
+) -> None:
+    """Look at what the cluster offers: version, kinds, GPUs, EFA, volumes, quota, our rights. Changes nothing.
+
+    Exits with 1 if something is missing that the job (or every job) needs.
+    """
+    import dataclasses
+
+    from ridethrough.cli.table import print_table
+    from ridethrough.cluster.doctor import examine, ok
+
+    spec = _load(file) if file is not None else None
+    place = spec.namespace if spec is not None else namespace or "default"
+    with _cluster_errors():
+        findings = examine(_api(context), place, spec)
+    if json is not None:
+        write_json([dataclasses.asdict(finding) for finding in findings], json)
+    else:
+        rows = [[f.item, f.verdict if f.needed or f.verdict != "FAIL" else "note", f.detail] for f in findings]
+        print_table(["item", "verdict", "detail"], rows)
+    if not ok(findings):
+        raise typer.Exit(1)
+
+
+def _name(job: str, namespace: str | None) -> tuple[str, str]:
+    """(name, namespace) of a job that is given by its file or by its name."""
+    if Path(job).is_file():
+        spec = _load(Path(job))
+        return spec.name, spec.namespace
+    if "/" in job or job.endswith((".yaml", ".yml")):
+        fail(f"{job}: no such file")
+    return job, namespace or "default"
+
+
+def _api(context: str | None) -> Api:
+    from ridethrough.cluster.api import Api
+
+    return Api.connect(context)
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+
+
+def _follow(api: Api, name: str, namespace: str, timeout_s: float | None) -> None:
+    """Wait for the end, saying each change; exits with the launcher's code if the job has failed."""
+    from ridethrough.cluster.status import JobStatus, wait
+
+    def seen(now: JobStatus) -> None:
+        pods = {phase: sum(pod.phase == phase for pod in now.pods) for phase in ("Pending", "Running", "Failed")}
+        counts = ", ".join(f"{number} {phase.lower()}" for phase, number in pods.items() if number)
+        _say(f"{name}: {now.phase}" + (f" ({counts})" if counts else "") + (f": {now.message}" if now.message else ""))
+
+    ended = wait(api, name, namespace, timeout_s=timeout_s, seen=seen)
+    if ended.phase != "succeeded":
+        raise typer.Exit(ended.exit_code)
+
+
+@contextlib.contextmanager
+def _cluster_errors() -> Iterator[None]:
+    """One line for what the cluster refuses; exit 1, since the command was well used."""
+    from ridethrough.cluster.api import ApiError
+
+    try:
+        with _spec_errors():
+            yield
+    except ApiError as error:
+        sys.stdout.flush()
+        sys.stderr.write(f"ridethrough: {error}\n")
+        raise typer.Exit(1) from None
 
 
 def _load(file: Path) -> JobSpec:

@@ -23,28 +23,25 @@ def _shared(spec: JobSpec) -> list[str]:
         *("--token-file", TOKEN_FILE),
         *("--runs", f"{spec.storage.mount}/runs"),
         *("--run-id", spec.name),
+        *("--max-restarts", str(spec.limits.max_restarts)),
+        *("--stop-grace", f"{sizing.stop_grace_s(spec):g}"),
+        *("--node-wait", f"{spec.limits.node_wait_s:g}"),
+        *("--lease", f"{spec.limits.lease_s:g}"),
     ]
 
 
 def coordinator(spec: JobSpec) -> list[str]:
     """Of the coordinator's container."""
-    limits = spec.limits
-    return [
-        *("ridethrough", "coordinator"),
-        *("--bind", f"0.0.0.0:{spec.port}"),
-        *_shared(spec),
-        *("--max-restarts", str(limits.max_restarts)),
-    ]
+    return ["ridethrough", "coordinator", "--bind", f"0.0.0.0:{spec.port}", *_shared(spec)]
 
 
 def agent(spec: JobSpec, endpoint: str) -> list[str]:
     """Of a training container; `endpoint` is HOST:PORT of the coordinator, resolved anew at each attempt."""
     command = [
-        *("ridethrough", "run"),
+        *("ridethrough", "run", "--join"),
         *("--rdzv-endpoint", endpoint),
+        *("--local-addr", "$(POD_IP)"),  # Kubernetes puts the variable's value here
         *_shared(spec),
-        *("--max-restarts", str(spec.limits.max_restarts)),
-        *("--stop-grace", f"{sizing.stop_grace_s(spec):g}"),
     ]
     if spec.faults is not None:
         command += ["--fault-schedule", SCHEDULE_FILE, "--fault-steps", str(spec.faults.steps)]

@@ -12,7 +12,7 @@ from typing import Any
 from ridethrough.cluster import commands, naming, sizing
 from ridethrough.cluster.spec import JobSpec
 
-COORDINATOR_GRACE_S = 30
+DATA_GRACE_S = 30
 
 
 def coordinator_pod(spec: JobSpec) -> dict[str, Any]:
@@ -21,7 +21,8 @@ def coordinator_pod(spec: JobSpec) -> dict[str, Any]:
     container["ports"] = [{"name": "coordinator", "containerPort": spec.port}]
     container["readinessProbe"] = {"tcpSocket": {"port": "coordinator"}, "periodSeconds": 5}
     container["volumeMounts"] += [_TOKEN_MOUNT, _CONFIG_MOUNT]
-    pod = _pod(spec, naming.COORDINATOR, container, COORDINATOR_GRACE_S)
+    # It sees a planned stop to its end, so it may take as long as the agents do.
+    pod = _pod(spec, naming.COORDINATOR, container, sizing.pod_grace_s(spec))
     if spec.placement.coordinator_node_selector:
         pod["spec"]["nodeSelector"] = dict(spec.placement.coordinator_node_selector)
     pod["spec"]["volumes"] += [_token_volume(spec), _config_volume(spec)]
@@ -73,7 +74,7 @@ def data_pod(spec: JobSpec) -> dict[str, Any]:
     if spec.options.hugging_face_secret:
         reference = {"name": spec.options.hugging_face_secret, "key": "HF_TOKEN"}
         container["env"].append({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": reference}})
-    pod = _pod(spec, naming.DATA, container, COORDINATOR_GRACE_S)
+    pod = _pod(spec, naming.DATA, container, DATA_GRACE_S)
     if spec.placement.coordinator_node_selector:
         pod["spec"]["nodeSelector"] = dict(spec.placement.coordinator_node_selector)
     return pod

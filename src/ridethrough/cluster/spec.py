@@ -91,7 +91,6 @@ class Limits(_Part):
     pod_failures: int = Field(10, ge=0, description="Failed pods per node that Kubernetes replaces.")
     job_restarts: int = Field(3, ge=0, description="Starts of the whole job after that.")
     lease_s: float = Field(5.0, gt=0, description="A silent node is lost.")
-    coordinator_wait_s: float = Field(120.0, gt=0, description="Training goes on so long without the coordinator.")
     node_wait_s: float = Field(900.0, gt=0, description="Wait for a lost node's replacement.")
     unreachable_s: int = Field(30, ge=0, description="A pod on a node that went silent is given up.")
     stop_grace_s: float | None = Field(None, gt=0, description="From SIGTERM to the end of the last save.")

@@ -11,6 +11,7 @@ from ridethrough.cluster.quantity import GIB, parse_quantity
 from ridethrough.cluster.schemas import Problem
 from ridethrough.cluster.spec import JobSpec
 from ridethrough.faults.schedule import ScheduleError, plan
+from ridethrough.generation.policy import Policy
 
 NODE_SILENT_S = 50
 """The node controller marks a silent node after this time (Kubernetes 1.29 and later; 40 before)."""
@@ -26,6 +27,7 @@ def check_spec(spec: JobSpec) -> list[Problem]:
 def _nesting(spec: JobSpec) -> Iterator[Problem]:
     """Each limit lies below the next outer one: in the process, the launcher, the orchestrator."""
     limits = spec.limits
+    coordinator_wait_s = Policy().coordinator_wait_s
 
     def below(inner: str, low: float, outer: str, high: float, why: str) -> Iterator[Problem]:
         if low >= high:
@@ -33,7 +35,7 @@ def _nesting(spec: JobSpec) -> Iterator[Problem]:
 
     lost = "a node must be found lost before"
     yield from below(
-        "lease_s", limits.lease_s, "coordinator_wait_s", limits.coordinator_wait_s, f"{lost} its agent gives up"
+        "lease_s", limits.lease_s, "the launcher's coordinator_wait_s", coordinator_wait_s, f"{lost} its agent gives up"
     )
     yield from below(
         "lease_s", limits.lease_s, "node_wait_s", limits.node_wait_s, f"{lost} its replacement is waited for"
@@ -41,8 +43,8 @@ def _nesting(spec: JobSpec) -> Iterator[Problem]:
     yield from below(
         "a coordinator's new start, after",
         kubelet.JOB_FIRST_S + POD_START_S / 2,
-        "coordinator_wait_s",
-        limits.coordinator_wait_s,
+        "the launcher's coordinator_wait_s",
+        coordinator_wait_s,
         "else a lost coordinator ends the job",
     )
     if spec.standby == 0 and spec.nodes > 1:
