@@ -59,12 +59,13 @@ def test_a_cut_at_any_file_operation_leaves_the_old_or_the_new_checkpoint(tmp_pa
     operation k."""
     operations: list[tuple[str, str]] = []
     newest: set[int] = set()
+    lineage = layout.Lineage(0, 0, "aa")
+    (tmp_path / "start").mkdir()
+    save(tmp_path / "start", 2, lineage)
+    save(tmp_path / "start", 4, lineage)
     for k in itertools.count():
         root = tmp_path / str(k)
-        root.mkdir()
-        lineage = layout.Lineage(0, 0, "aa")
-        save(root, 2, lineage)
-        save(root, 4, lineage)
+        shutil.copytree(tmp_path / "start", root)
         seen = 0
 
         def cut(operation: str, path: str, k: int = k) -> None:

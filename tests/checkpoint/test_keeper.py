@@ -43,6 +43,7 @@ def own_keeper(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
     yield start
     for one in made:
+        one._pending.clear()  # nothing is to be handed to a new keeper
         if one.process is not None:
             one.process.kill()
             one.process.wait()

@@ -72,7 +72,6 @@ def test_replicated_state_is_stored_once_over_all_ranks(ranks: Any, tmp_path: Pa
 
 def test_other_world_sizes_read_and_continue_alike(ranks: Any, tmp_path: Path) -> None:
     """Case B38: saved by 2, continued by 1, then by 3; no file of another attempt is ever mixed in."""
-    straight = ranks(2, root=str(tmp_path / "a"), total=9)[0][1]
     two = ranks(2, root=str(tmp_path / "b"), total=3, durable=[3])[0][1]
     one = ranks(1, root=str(tmp_path / "b"), total=3)[0][1]
     assert one["loaded"] == 3 and one["loaded_hash"] == two["full_hash"]
@@ -81,7 +80,6 @@ def test_other_world_sizes_read_and_continue_alike(ranks: Any, tmp_path: Path) -
     assert any("took rank 0's" in note for note in three[2][1]["notes"])
     back = ranks(2, root=str(tmp_path / "b"), total=9)[0][1]
     assert back["loaded"] == 6 and back["loaded_hash"] == three[0][1]["full_hash"]
-    assert straight["loaded"] == 0
 
 
 def test_a_generation_left_by_a_fault_resumes_in_the_same_processes(ranks: Any, tmp_path: Path) -> None:

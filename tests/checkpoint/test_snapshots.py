@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import ridethrough.checkpoint as rc
-from ridethrough.checkpoint import Checkpointer, State, copier, layout, snapshot
+from ridethrough.checkpoint import Checkpointer, State, compare, copier, layout
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_without_the_fence_the_copy_is_torn_which_is_found_and_never_saved(job: 
     pending = one.checkpointer._snapshotter.pending
     one.train(3)
     pending.task.copied.wait(5)
-    assert not snapshot._untouched(pending)
+    assert not compare.untouched(pending.arena, pending.marks)
     with pytest.warns(UserWarning, match="discarded.*synchronous from now on"):
         one.checkpointer.step(3)
     assert ticket.state == "superseded"

@@ -70,7 +70,7 @@ class Pool:
         with self._lock:
             fits = [a for a in self._arenas.values() if not a.busy and nbytes <= a.nbytes <= max(4 * nbytes, 1 << 20)]
             if fits:
-                best = min(fits, key=lambda a: a.nbytes)
+                best = min(fits, key=lambda a: (not a.pinned, a.nbytes))
                 best.busy, best.filled = True, None
                 return best
             for arena in [a for a in self._arenas.values() if not a.busy]:
@@ -87,6 +87,13 @@ class Pool:
             arena.busy = True
             self._arenas[arena.id] = arena
             return arena
+
+    def reserve(self, nbytes: int, count: int) -> list[Arena]:
+        """Make arenas ahead of need, so that `count` of this size are there; returns those that are free."""
+        taken = [arena for _ in range(count) if (arena := self.acquire(nbytes, count)) is not None]
+        for arena in taken:
+            arena.busy = False
+        return taken
 
     def release(self, arena_id: str) -> None:
         with self._lock:

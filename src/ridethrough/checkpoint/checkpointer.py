@@ -113,9 +113,10 @@ class Checkpointer:
         self._errors: list[str] = []
         self._sequence = 0
         self._skipped: int | None = None
+        self._prepares = any(p.is_cuda for m in state.modules.values() for p in m.parameters())
         self._closed = False
         self._lock = threading.Lock()
-        _check_root(self.root)
+        timeline.check_root(self.root)
         _live.add(self)
 
     # -- the user's calls ---------------------------------------------------------------------------------------------
@@ -177,7 +178,11 @@ class Checkpointer:
         if self._snapshotter is not None:
             with self._stall():
                 self._snapshotter.boundary()
-        if self.every is None or step % self.every:
+        if self.every is None:
+            return None
+        if step % self.every:
+            if self._prepares and self.lineage is not None:
+                self._ready().prepare()
             return None
         return self._save(step, durable=False)
 
@@ -393,15 +398,3 @@ class Checkpointer:
         emit = self._recorder or _emit
         if emit is not None:
             emit(kind, **fields)
-
-
-def _check_root(root: Path) -> None:
-    """Make the root and prove that it can be written, so that a bad path is met before training."""
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=root) as file:
-            file.write(b"probe")
-    except OSError as error:
-        raise CheckpointError(
-            f"checkpoint root {root} cannot be written: {error.strerror or error}; choose another"
-        ) from error

@@ -25,6 +25,7 @@ import torch
 from ridethrough.checkpoint import gpu
 from ridethrough.checkpoint.arena import POOL, Arena
 from ridethrough.checkpoint.client import KeeperClient, Submission
+from ridethrough.checkpoint.compare import equal, same_value, sample, telling, untouched
 from ridethrough.checkpoint.copier import COPIER, CopyTask, copy_tensor, prime, target_view
 from ridethrough.checkpoint.errors import CheckpointError
 from ridethrough.checkpoint.peers import Peers
@@ -34,8 +35,6 @@ from ridethrough.checkpoint.template import save_without_crc
 from ridethrough.checkpoint.ticket import Ticket
 
 COMPARED_SNAPSHOTS = 2
-SAMPLE_ELEMENTS = 64
-NUM_MARKS = 8
 SLOT_WAIT_S = 0.1
 Values = list[tuple[str, list[str | int], Any]]
 Event = Callable[[Ticket, dict[str, Any]], None]
@@ -76,6 +75,7 @@ class Snapshotter:
         self.num_plans = 0
         self.pending: _Pending | None = None
         self.synchronous_only = False
+        self.prepared = False
         self.num_compared = 0
         self._blobs: dict[str, tuple[Any, bytes]] = {}
         self._hooks = []
@@ -116,13 +116,26 @@ class Snapshotter:
                     copy_tensor(arena, item)
             pending.passed = now
             if not now:
-                pending.marks = [(item, _sample(item.local).clone()) for item in _telling(plan)]
+                pending.marks = [(item, sample(item.local).clone()) for item in telling(plan)]
             later = [i for i in plan.placed if i.fenced and not now and i.local.device.type != "cuda"]
             pending.task = CopyTask(arena, later, lambda _task: self._copied(pending))
             self._queue_device(pending, pending.task, now)
             self.pending = None if now else pending
             if not (now and pending.on_device):
                 COPIER.submit(pending.task)
+
+    def prepare(self) -> None:
+        """Make and register the arenas before the first save needs them, once the optimizers have their
+        state. CUDA only: it takes seconds there, in the background. Raises CheckpointError when the memory is
+        not there."""
+        if self.prepared or not all(optimizer.state for optimizer in self.state.optimizers.values()):
+            return
+        self.prepared = True
+        with torch.no_grad():
+            devices = [i.local.device for i in self._current_plan().placed if i.local.device.type == "cuda"]
+        if devices and self.plan is not None:
+            for arena in POOL.reserve(self.plan.image_bytes, self.slots):
+                gpu.pin_in_background(arena, devices[0])
 
     def _queue_device(self, pending: _Pending, task: CopyTask, now: bool) -> None:
         """Tensors on CUDA: what forward may change is cloned on the compute stream, all of it copied on a
@@ -236,7 +249,7 @@ class Snapshotter:
 
     def _blob(self, key: str, value: Any) -> bytes:
         known = self._blobs.get(key)
-        if known is not None and _same(known[0], value):
+        if known is not None and same_value(known[0], value):
             return known[1]
         file = io.BytesIO()
         save_without_crc(value, file)
@@ -257,9 +270,9 @@ class Snapshotter:
         if self.num_compared < COMPARED_SNAPSHOTS and (pending.arena.pinned or not pending.on_device):
             self.num_compared += 1
             pending.task.wait()
-            whole = _equal(pending.plan, pending.arena) and _untouched(pending)
+            whole = equal(pending.plan, pending.arena) and untouched(pending.arena, pending.marks)
         elif not pending.on_device:
-            whole = _untouched(pending)
+            whole = untouched(pending.arena, pending.marks)
         if whole:
             self._accept(pending)
         else:
@@ -272,7 +285,7 @@ class Snapshotter:
         if pending is None or pending.task is None:
             return
         pending.task.wait()
-        if _untouched(pending):
+        if untouched(pending.arena, pending.marks):
             self._accept(pending)
         else:
             self._discard(
@@ -304,7 +317,7 @@ class Snapshotter:
         if pending is None or pending.task is None:
             return
         if pending.task.wait(limit_s) and pending.task.error is None:
-            if _untouched(pending):
+            if untouched(pending.arena, pending.marks):
                 self._accept(pending)
                 return
         else:
@@ -346,50 +359,3 @@ def _archive_by_torch(pending: _Pending, tail: bytearray, entries: list[dict[str
         else:
             start, size, data_at = archives[entry["x"]]
             entries.append({**entry, "f": 1, "o": start, "n": size, "x": data_at})
-
-
-def _telling(plan: Plan) -> list[Placed]:
-    """A few fenced tensors that no optimizer step leaves as they are: step counters and some of the others."""
-    fenced = [item for item in plan.placed if item.fenced]
-    small = [item for item in fenced if item.local.numel() == 1]
-    large = [item for item in fenced if item.local.numel() > 1]
-    return [item for items in (small, large) for item in items[:: max(1, len(items) // NUM_MARKS)][: NUM_MARKS + 1]]
-
-
-def _untouched(pending: _Pending) -> bool:
-    """Whether nothing has stepped since the boundary: live tensors and their copies both are as the marks
-    say."""
-    with torch.no_grad():
-        return all(
-            _same_bits(_sample(item.local), mark) and _same_bits(mark, _sample(target_view(pending.arena, item)))
-            for item, mark in pending.marks
-        )
-
-
-def _equal(plan: Plan, arena: Arena) -> bool:
-    """Whether the fenced tensors are, byte for byte, what was copied."""
-    with torch.no_grad():
-        return all(_same_bits(item.local, target_view(arena, item)) for item in plan.placed if item.fenced)
-
-
-def _sample(tensor: torch.Tensor) -> torch.Tensor:
-    flat = tensor.reshape(-1)
-    return flat[:: max(1, flat.numel() // SAMPLE_ELEMENTS)]
-
-
-def _same_bits(live: torch.Tensor, copied: torch.Tensor) -> bool:
-    copied = copied.to(live.device)
-    return torch.equal(
-        live.contiguous().reshape(-1).view(torch.uint8), copied.contiguous().reshape(-1).view(torch.uint8)
-    )
-
-
-def _same(a: Any, b: Any) -> bool:
-    """Equal for plain values; anything that holds tensors or arrays is taken as changed."""
-    if type(a) is not type(b):
-        return False
-    if isinstance(a, (bool, int, float, str, bytes, type(None))):
-        return a == b and str(a) == str(b)
-    if isinstance(a, (list, tuple)):
-        return len(a) == len(b) and all(map(_same, a, b))
-    return False

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -175,3 +176,15 @@ def _mark(folder: Path, reason: str) -> None:
         fileops.write_small(folder / layout.REJECTED, layout.seal({"reason": reason, "found": time.time()}))
     except OSError:
         pass
+
+
+def check_root(root: Path) -> None:
+    """Make the root and prove that it can be written, so that a bad path is met before training."""
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=root) as file:
+            file.write(b"probe")
+    except OSError as error:
+        raise CheckpointError(
+            f"checkpoint root {root} cannot be written: {error.strerror or error}; choose another"
+        ) from error

@@ -1,0 +1,65 @@
+"""Is it still what it was? Comparisons that tell whether a snapshot is of the step that it says.
+
+Marks are small samples taken at the boundary itself: if live tensors and copies both still match them,
+nothing has stepped in between.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ridethrough.checkpoint.arena import Arena
+from ridethrough.checkpoint.copier import target_view
+from ridethrough.checkpoint.plan import Placed, Plan
+
+SAMPLE_ELEMENTS = 64
+NUM_MARKS = 8
+
+
+def telling(plan: Plan) -> list[Placed]:
+    """A few fenced tensors that no optimizer step leaves as they are: step counters and some of the others."""
+    fenced = [item for item in plan.placed if item.fenced]
+    small = [item for item in fenced if item.local.numel() == 1]
+    large = [item for item in fenced if item.local.numel() > 1]
+    return [item for items in (small, large) for item in items[:: max(1, len(items) // NUM_MARKS)][: NUM_MARKS + 1]]
+
+
+def untouched(arena: Arena, marks: list[tuple[Placed, torch.Tensor]]) -> bool:
+    """Whether nothing has stepped since the boundary: live tensors and their copies both are as the marks
+    say."""
+    with torch.no_grad():
+        return all(
+            _same_bits(sample(item.local), mark) and _same_bits(mark, sample(target_view(arena, item)))
+            for item, mark in marks
+        )
+
+
+def equal(plan: Plan, arena: Arena) -> bool:
+    """Whether the fenced tensors are, byte for byte, what was copied."""
+    with torch.no_grad():
+        return all(_same_bits(item.local, target_view(arena, item)) for item in plan.placed if item.fenced)
+
+
+def sample(tensor: torch.Tensor) -> torch.Tensor:
+    flat = tensor.reshape(-1)
+    return flat[:: max(1, flat.numel() // SAMPLE_ELEMENTS)]
+
+
+def _same_bits(live: torch.Tensor, copied: torch.Tensor) -> bool:
+    copied = copied.to(live.device)
+    return torch.equal(
+        live.contiguous().reshape(-1).view(torch.uint8), copied.contiguous().reshape(-1).view(torch.uint8)
+    )
+
+
+def same_value(a: Any, b: Any) -> bool:
+    """Equal for plain values; anything that holds tensors or arrays is taken as changed."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, (bool, int, float, str, bytes, type(None))):
+        return a == b and str(a) == str(b)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(same_value, a, b))
+    return False
