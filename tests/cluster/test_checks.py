@@ -16,7 +16,9 @@ from ridethrough.cluster.render import render
 from ridethrough.cluster.validate import validate_objects
 from ridethrough.cluster.workloads import workloads
 
-SPEC = "name: llama\nprofile: eks-p5\nbackend: {backend}\nfaults: {{count: 2, steps: 50}}\n"
+SPEC = (
+    "name: llama\nprofile: eks-p5\nbackend: {backend}\nfaults: {{count: 2, steps: 50}}\noptions: {{monitoring: true}}\n"
+)
 
 
 def objects(backend: str = "job") -> list[Object]:
@@ -177,6 +179,13 @@ BAD: list[tuple[str, str, Change, str]] = [
         lambda o: of_kind(o, "NetworkPolicy")["spec"]["podSelector"]["matchLabels"].update(app="x"),
         "picks no pod",
     ),
+    (
+        "selectors",
+        "job",
+        lambda o: of_kind(o, "PodMonitor")["spec"]["podMetricsEndpoints"][0].update(port="web"),
+        "no pod declares a port web",
+    ),
+    ("schema", "job", lambda o: of_kind(o, "PodMonitor")["spec"].update(endpoints=[]), "no such field"),
     ("selectors", "job", lambda o: of_kind(o, "PodDisruptionBudget")["spec"].update(minAvailable=3), "can be drained"),
     ("world", "job", lambda o: trainer(o).job.update(parallelism=1), "completions equal to parallelism"),
     ("world", "jobset", lambda o: trainer(o).job.update(completionMode="NonIndexed"), "must be Indexed"),

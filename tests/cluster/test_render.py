@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
+from ridethrough.cluster import monitoring
 from ridethrough.cluster.backends import BACKENDS
 from ridethrough.cluster.profiles import PROFILES
 from ridethrough.cluster.reading import parse_spec
@@ -35,7 +36,7 @@ placement: {near: rack, priority_class: training, priority: 1000, queue: team, c
 faults: {count: 3, steps: 100}
 data: {args: [--out, /shared/data]}
 limits: {deadline_s: 100000}
-options: {hugging_face_secret: hf, image_pull_secret: registry}
+options: {hugging_face_secret: hf, image_pull_secret: registry, monitoring: true}
 """
 
 
@@ -76,7 +77,7 @@ def test_with_every_option_too(backend: str) -> None:
     report = validate_spec(spec, every_version=True)
     assert report.problems == []
     kinds = [thing["kind"] for thing in render(spec, token="t" * 64)]
-    assert kinds[:8] == [
+    assert kinds[:9] == [
         "PriorityClass",
         "PersistentVolumeClaim",
         "ConfigMap",
@@ -84,6 +85,7 @@ def test_with_every_option_too(backend: str) -> None:
         "NetworkPolicy",
         "PodDisruptionBudget",
         "ResourceClaimTemplate",
+        "PodMonitor",
         "Job",
     ]
 
@@ -217,6 +219,28 @@ def test_the_token_is_in_no_file_that_render_prints() -> None:
     assert "kind: Secret" not in text and "openssl rand" in text
     with_secret = to_yaml(render(spec, token="abc"), spec)
     assert "openssl" not in with_secret and "token: abc" in with_secret
+
+
+def test_metrics_are_answered_beside_the_coordinator_to_who_knows_their_own_token() -> None:
+    rendered = render(make(more="options: {monitoring: true}\n"), token="abc")
+    secret = next(thing for thing in rendered if thing["kind"] == "Secret")["stringData"]
+    assert len(secret["metrics"]) == 64 and secret["metrics"] != secret["token"]
+    sidecar = by_component(rendered)["coordinator"].pod["initContainers"][0]
+    assert sidecar["restartPolicy"] == "Always"
+    monitor = next(thing for thing in rendered if thing["kind"] == "PodMonitor")["spec"]
+    assert monitor["podMetricsEndpoints"][0]["port"] == sidecar["ports"][0]["name"]
+    policy = next(thing for thing in rendered if thing["kind"] == "NetworkPolicy")["spec"]["ingress"]
+    assert policy[1]["ports"] == [{"protocol": "TCP", "port": sidecar["ports"][0]["containerPort"]}]
+
+
+def test_alerts_and_dashboard_get_their_envelopes() -> None:
+    spec = make(more="options: {monitoring: true}\n")
+    groups = [{"name": "r", "rules": [{"alert": "A", "expr": "up == 0", "for": "5m", "labels": {"severity": "page"}}]}]
+    extras = [monitoring.alert_rules(spec, groups), monitoring.dashboard(spec, {"title": "T"})]
+    assert validate_spec(spec, extras).problems == []
+    assert extras[1]["metadata"]["labels"]["grafana_dashboard"] == "1"
+    extras[0]["spec"]["groups"][0]["rules"][0]["expression"] = "x"
+    assert [p.rule for p in validate_spec(spec, extras).problems] == ["schema"]
 
 
 def test_the_longest_name_still_fits() -> None:

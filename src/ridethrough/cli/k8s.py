@@ -344,8 +344,23 @@ def _token() -> str:
 
 
 def _extras(spec: JobSpec) -> list[dict[str, Any]]:
-    """Dashboards and alerts, which another room makes."""
-    return []
+    """Alert rules and dashboard, as the report room ships them, if the job is to be monitored."""
+    if not spec.options.monitoring:
+        return []
+    import json as json_format
+    from importlib.resources import files
+
+    from ridethrough.cluster import monitoring
+    from ridethrough.cluster.reading import load_yaml
+
+    shipped = files("ridethrough.report").joinpath("static")
+    out = []
+    rules, board = shipped.joinpath("alerts.yaml"), shipped.joinpath("grafana.json")
+    if rules.is_file():
+        out.append(monitoring.alert_rules(spec, load_yaml(rules.read_text(encoding="utf-8"))["groups"]))
+    if board.is_file():
+        out.append(monitoring.dashboard(spec, json_format.loads(board.read_text(encoding="utf-8"))))
+    return out
 
 
 def _spec_errors(*more: type[Exception]) -> Any:

@@ -7,6 +7,8 @@ from ridethrough.cluster.spec import JobSpec
 
 TOKEN_FOLDER = "/etc/ridethrough/token"
 TOKEN_FILE = f"{TOKEN_FOLDER}/token"
+METRICS_FILE = f"{TOKEN_FOLDER}/metrics"
+METRICS_PORT = 8765
 CONFIG_FOLDER = "/etc/ridethrough/job"
 SCHEDULE_FILE = f"{CONFIG_FOLDER}/faults.json"
 
@@ -46,6 +48,22 @@ def agent(spec: JobSpec, endpoint: str) -> list[str]:
     if spec.faults is not None:
         command += ["--fault-schedule", SCHEDULE_FILE, "--fault-steps", str(spec.faults.steps)]
     return [*command, *spec.script]
+
+
+def metrics(spec: JobSpec) -> list[str]:
+    """Of the container beside the coordinator that answers Prometheus, and serves the dashboard to a port-forward."""
+    where = f"{spec.storage.mount}/runs"
+    return [
+        "ridethrough",
+        "dash",
+        where,
+        "--host",
+        "0.0.0.0",
+        "--port",
+        str(METRICS_PORT),
+        "--token-file",
+        METRICS_FILE,
+    ]
 
 
 def prepare(spec: JobSpec) -> list[str]:

@@ -269,8 +269,19 @@ class Selector(_Strict):
     matchLabels: dict[str, str] = {}
 
 
+class SecretKey(_Strict):
+    name: str
+    key: str
+
+
+class Authorization(_Strict):
+    type: Literal["Bearer"] = "Bearer"
+    credentials: SecretKey
+
+
 class PodMetricsEndpoint(_Strict):
     port: str
+    authorization: Authorization | None = None
     path: str = "/metrics"
     interval: str | None = Field(None, pattern=r"^([0-9]+(ms|s|m|h))+$")
     honorLabels: bool = False

@@ -112,6 +112,11 @@ def selectors(rendered: list[Object]) -> Iterator[Problem]:
         picked = [load for load in loads if _picks(chosen, load)]
         if not picked:
             yield Problem("selectors", identity(thing), f"picks no pod: {chosen}")
+        if thing["kind"] == "PodMonitor":
+            declared = {port.get("name") for load in picked for c in load.containers for port in c.get("ports") or []}
+            for endpoint in spec.get("podMetricsEndpoints") or []:
+                if endpoint.get("port") not in declared:
+                    yield Problem("selectors", identity(thing), f"no pod declares a port {endpoint.get('port')}")
         at_least = spec.get("minAvailable")
         total = sum(load.num_pods for load in picked)
         if thing["kind"] == "PodDisruptionBudget" and isinstance(at_least, int) and at_least >= total:

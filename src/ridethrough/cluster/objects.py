@@ -6,7 +6,7 @@ import hashlib
 import json
 from typing import Any
 
-from ridethrough.cluster import naming, pods
+from ridethrough.cluster import commands, monitoring, naming, pods
 from ridethrough.cluster.exit_rules import pod_failure_policy
 from ridethrough.cluster.quantity import parse_quantity
 from ridethrough.cluster.reading import import_yaml
@@ -48,14 +48,17 @@ def config_map(spec: JobSpec) -> Object:
 
 
 def token_secret(spec: JobSpec, token: str) -> Object:
-    """What agents prove to know; `submit` draws a new one for each job, `render` has none."""
+    """What agents prove to know, and what Prometheus does; `submit` draws a new one for each job, `render` has none."""
+    data = {"token": token}
+    if spec.options.monitoring:  # of its own: who reads metrics need not be able to join the job
+        data["metrics"] = hashlib.sha256(f"metrics {token}".encode()).hexdigest()
     return {
         "apiVersion": "v1",
         "kind": "Secret",
         "metadata": meta(spec, naming.token_secret(spec)),
         "type": "Opaque",
         "immutable": True,
-        "stringData": {"token": token},
+        "stringData": data,
     }
 
 
@@ -117,6 +120,10 @@ def headless_service(spec: JobSpec) -> Object:
 def network_policy(spec: JobSpec) -> Object:
     """Ranks, keepers and agents of the job talk to each other on any port; nobody else to them."""
     ingress: list[Object] = [{"from": [{"podSelector": {"matchLabels": naming.selector(spec)}}]}]
+    if spec.options.monitoring:
+        place = {"kubernetes.io/metadata.name": spec.options.monitoring_namespace}
+        ports = [{"protocol": "TCP", "port": commands.METRICS_PORT}]
+        ingress.append({"from": [{"namespaceSelector": {"matchLabels": place}}], "ports": ports})
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
@@ -195,6 +202,8 @@ def before_the_job(spec: JobSpec, token: str | None) -> list[Object]:
         out.append(disruption_budget(spec))
     if spec.resources.efa and spec.resources.efa_from == "dra":
         out.append(efa_claim_template(spec))
+    if spec.options.monitoring:
+        out.append(monitoring.pod_monitor(spec))
     if spec.data is not None:
         out.append(data_job(spec))
     return out

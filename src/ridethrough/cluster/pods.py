@@ -26,7 +26,19 @@ def coordinator_pod(spec: JobSpec) -> dict[str, Any]:
     if spec.placement.coordinator_node_selector:
         pod["spec"]["nodeSelector"] = dict(spec.placement.coordinator_node_selector)
     pod["spec"]["volumes"] += [_token_volume(spec), _config_volume(spec)]
+    if spec.options.monitoring:
+        pod["spec"]["initContainers"] = [_metrics_container(spec)]
     return pod
+
+
+def _metrics_container(spec: JobSpec) -> dict[str, Any]:
+    """A sidecar as Kubernetes means it (an init container that restarts always): it never keeps the Job from ending,
+    and its end is no failure of the pod."""
+    container = _container(spec, commands.metrics(spec), {"cpu": "200m", "memory": "1Gi"})
+    container |= {"name": "metrics", "restartPolicy": "Always"}
+    container["ports"] = [{"name": "metrics", "containerPort": commands.METRICS_PORT}]
+    container["volumeMounts"].append(_TOKEN_MOUNT)
+    return container
 
 
 def training_pod(spec: JobSpec, endpoint: str) -> dict[str, Any]:

@@ -32,9 +32,11 @@ def to_yaml(rendered: list[Object], spec: JobSpec | None = None) -> str:
     parts = []
     if spec is not None and not any(thing["kind"] == "Secret" for thing in rendered):
         secret, namespace = naming.token_secret(spec), spec.namespace
+        more = " --from-literal=metrics=$(openssl rand -hex 32)" if spec.options.monitoring else ""
         parts.append(
             "# `ridethrough k8s submit` makes the job's token. With kubectl, make it first:\n"
-            f"#   kubectl -n {namespace} create secret generic {secret} --from-literal=token=$(openssl rand -hex 32)\n"
+            f"#   kubectl -n {namespace} create secret generic {secret} "
+            f"--from-literal=token=$(openssl rand -hex 32){more}\n"
         )
     for thing in rendered:
         body = yaml.dump(thing, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=110)

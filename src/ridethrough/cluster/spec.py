@@ -137,6 +137,7 @@ class Options(_Part):
     network_policy: bool = True
     disruption_budget: bool = Field(True, description="Made where a standby node can take over.")
     monitoring: bool = Field(False, description="PodMonitor, alerts and dashboard; needs the Prometheus operator.")
+    monitoring_namespace: Name = Field("monitoring", description="Where Prometheus is: it may reach the metrics.")
     hugging_face_secret: str | None = Field(None, description="Secret with the key HF_TOKEN.")
     image_pull_secret: str | None = None
 
