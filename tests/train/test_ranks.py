@@ -66,6 +66,7 @@ def ranks(world_size: int, argv: list[str], cwd: Path, **extra: str) -> list[sub
         port = probe.getsockname()[1]
     keep = {k: v for k, v in os.environ.items() if not k.startswith("RIDETHROUGH_")}
     env = {**keep, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world_size)}
+    env |= {"RIDETHROUGH_AGENT": "none"}  # one generation, as plain as can be
     env |= {"LOCAL_WORLD_SIZE": str(world_size), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(cwd), **extra}
     if old := os.environ.get("PYTHONPATH"):
         env["PYTHONPATH"] += os.pathsep + old

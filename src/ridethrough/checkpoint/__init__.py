@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ridethrough.checkpoint.checkpointer import Checkpointer as Checkpointer
     from ridethrough.checkpoint.checkpointer import abandon as abandon
-    from ridethrough.checkpoint.checkpointer import set_recorder as set_recorder
     from ridethrough.checkpoint.errors import CheckpointError as CheckpointError
     from ridethrough.checkpoint.errors import CheckpointTimeout as CheckpointTimeout
     from ridethrough.checkpoint.errors import NoUsableCheckpoint as NoUsableCheckpoint
     from ridethrough.checkpoint.errors import StateMismatch as StateMismatch
     from ridethrough.checkpoint.figures import LoadReport as LoadReport
+    from ridethrough.checkpoint.recording import set_recorder as set_recorder
     from ridethrough.checkpoint.state import State as State
     from ridethrough.checkpoint.ticket import Ticket as Ticket
 
@@ -26,7 +26,7 @@ _HOME = {
     "Checkpointer": "checkpointer",
     "LoadReport": "figures",
     "abandon": "checkpointer",
-    "set_recorder": "checkpointer",
+    "set_recorder": "recording",
     "CheckpointError": "errors",
     "CheckpointTimeout": "errors",
     "NoUsableCheckpoint": "errors",

@@ -19,11 +19,11 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
-from ridethrough.checkpoint import apply, timeline
+from ridethrough.checkpoint import apply, recording, timeline
 from ridethrough.checkpoint.client import KeeperClient, any_client, client_for
 from ridethrough.checkpoint.copier import COPIER
 from ridethrough.checkpoint.dcpindex_torch import trusted
@@ -31,21 +31,13 @@ from ridethrough.checkpoint.errors import CheckpointError, CheckpointTimeout
 from ridethrough.checkpoint.figures import Figures, LoadReport, Stopwatch
 from ridethrough.checkpoint.layout import Lineage
 from ridethrough.checkpoint.peers import Peers, host_identity
+from ridethrough.checkpoint.recording import Emit
 from ridethrough.checkpoint.restore import Index
 from ridethrough.checkpoint.snapshot import Snapshotter
 from ridethrough.checkpoint.state import State
 from ridethrough.checkpoint.ticket import COMMITTED, FAILED, STAGED, SUPERSEDED, Ticket
 
-Emit = Callable[..., Any]
-_emit: Emit | None = None
 _live: weakref.WeakSet[Checkpointer] = weakref.WeakSet()
-
-
-def set_recorder(emit: Emit | None) -> None:
-    """Where checkpointers without a recorder of their own report: `emit(kind, **fields)`. Called by the
-    restart layer."""
-    global _emit
-    _emit = emit
 
 
 def abandon(generation: int) -> None:
@@ -395,6 +387,6 @@ class Checkpointer:
         return Stopwatch(self.figures)
 
     def _report(self, kind: str, **fields: Any) -> None:
-        emit = self._recorder or _emit
+        emit = self._recorder or recording.emit
         if emit is not None:
             emit(kind, **fields)

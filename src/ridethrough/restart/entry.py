@@ -18,25 +18,38 @@ from ridethrough.ledger.recorder import Recorder
 from ridethrough.restart.generation import Place, Stage
 from ridethrough.restart.run_object import Run
 from ridethrough.restart.session import Session, device_of, observers
+from ridethrough.restart.side_agent import join
 
 _T = TypeVar("_T")
 
 
-def run(train: Callable[[Run], _T], *, process_group: bool = True, timeout_s: float = 600.0) -> _T:
+def run(
+    train: Callable[[Run], _T],
+    *,
+    process_group: bool = True,
+    timeout_s: float = 600.0,
+    max_restarts: int = 100,
+    min_world_size: int | None = None,
+) -> _T:
     """Calls `train(run)` once per generation; returns what it returned in the generation that finished the job.
 
-    Call it in the main thread of the script. Under `ridethrough run` a fault on any rank ends the generation on all
-    of them: this function then takes `train` back (by its collectives failing, at a step boundary, or by an exception
-    raised in it), waits for the next plan and calls it again. Started in another way, by torchrun or as one plain
-    process, it calls `train` once.
+    Call it in the main thread of the script. A fault on any rank ends the generation on all of them: this function then
+    takes `train` back (by its collectives failing, at a step boundary, or by an exception raised in it), waits for the
+    next plan and calls it again. `ridethrough run` also replaces processes. Started by torchrun, srun, mpirun or as one
+    plain process, an agent is started beside the ranks, and exceptions and blocked collectives are survived; only there
+    do `max_restarts` and `min_world_size` (by default no rank may be missing) apply. RIDETHROUGH_AGENT=none turns that
+    off: `train` is called once.
 
     `process_group`: make the default process group before each call (gloo, and NCCL on GPUs; `timeout_s` is its
     timeout) and destroy it after; with False the script does that itself. Raises what `train` raised if that ends the
-    job, after the agent has been told.
+    job and no launcher reports it; SystemExit with the job's code if another rank's fault does.
     """
-    if os.environ.get("RIDETHROUGH_AGENT"):
-        return Session(process_group=process_group, timeout_s=timeout_s).loop(train)
-    return _once(train, process_group, timeout_s)
+    agent = os.environ.get("RIDETHROUGH_AGENT", "")
+    if agent == "none":
+        return _once(train, process_group, timeout_s)
+    if not agent:
+        join(max_restarts=max_restarts, min_world_size=min_world_size)
+    return Session(process_group=process_group, timeout_s=timeout_s).loop(train)
 
 
 def restartable(train: Callable[[Run], _T]) -> Callable[[], _T]:
@@ -67,7 +80,7 @@ def heartbeat(step: int | None = None) -> None:
 
 
 def _once(train: Callable[[Run], _T], process_group: bool, timeout_s: float) -> _T:
-    """No agent: one generation, with whatever ranks the environment names."""
+    """No agent wanted: one generation, with whatever ranks the environment names."""
     env = os.environ
     place = Place(
         epoch=0,

@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import functools
 import gc
+import sys
 import threading
 import time
 import zlib
@@ -210,11 +211,11 @@ def _abort_nccl() -> bool:
 
 def forget_meshes() -> None:
     """Drops DTensor's process-wide caches: they keep the old mesh, its groups, their threads and descriptors alive."""
-    try:
-        import torch.distributed.tensor.debug as debug
-        from torch.distributed.tensor import DTensor, _collective_utils, _redistribute
-    except ImportError:
-        return
+    if "torch.distributed.tensor._redistribute" not in sys.modules:
+        return  # nobody has used it; to import it takes seconds
+    import torch.distributed.tensor.debug as debug
+    from torch.distributed.tensor import DTensor, _collective_utils, _redistribute
+
     for clear in (
         getattr(debug, "_clear_sharding_prop_cache", None),
         getattr(

@@ -7,10 +7,12 @@ import gc
 import importlib
 import os
 import queue
+import sys
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 
@@ -19,7 +21,7 @@ from ridethrough.health.heartbeat import STACK_SIGNAL, HeartbeatPage
 from ridethrough.ledger.recorder import Recorder
 from ridethrough.restart import gate, loaders, script_groups
 from ridethrough.restart.compiled import forget_compiled
-from ridethrough.restart.exceptions import LeaveGeneration, classify, describe, fatality
+from ridethrough.restart.exceptions import LeaveGeneration, classify, describe, fatality, is_cut_collective
 from ridethrough.restart.generation import Place, Stage
 from ridethrough.restart.groups import Groups
 from ridethrough.restart.interrupt import Interrupter
@@ -51,6 +53,7 @@ class Session:
         self._monitor = Monitor(self._link, self._page, self._interrupter)
         self._left = 0
         self._left_by = ""
+        self._error: BaseException | None = None
         self._baseline = gate.baseline()
         self._finished_a_step = False
         self._result: Any = None
@@ -66,7 +69,7 @@ class Session:
             self._link.send(ready)
             message = self._next({"plan", "done"})
             if message["t"] == "done":
-                raise SystemExit(message["code"])
+                self._end_of_job(message["code"])
             place = Place.from_message(message)
             if self._generation(train, place):
                 result = self._result
@@ -99,13 +102,18 @@ class Session:
         if error is not None:
             self._report(error, run, stage)
         loaders.end_workers()
-        if error is not None:
-            error.__traceback__ = error.__context__ = error.__cause__ = None
+        self._error = _without_frames(error)
         self._leave(run, stage, groups, place)
         why = gate.why_not(self._baseline, error, aborted=groups.aborted)
         if why:
             self._ask_to_be_replaced(why)
         return False
+
+    def _end_of_job(self, code: int) -> NoReturn:
+        """The job ended without this rank's result. Where no launcher tells why, this rank's own error does."""
+        if self._error is not None and "RIDETHROUGH_SIDE" in os.environ:
+            raise self._error
+        raise SystemExit(code)
 
     def _ask_to_be_replaced(self, why: str) -> None:
         """The agent kills this process; what it has to say must not be lost in its last moments."""
@@ -214,7 +222,8 @@ class Session:
         stage.left.set()
         self._monitor.cut(stage)
         run.leave()
-        checkpoint.abandon(place.generation)
+        if "ridethrough.checkpoint.checkpointer" in sys.modules:
+            checkpoint.abandon(place.generation)
         self._result = None
         groups.close()
         forget_compiled()
@@ -247,6 +256,20 @@ def _left_by(error: BaseException | None) -> str:
     if error is None:
         return "finished"
     return "cut" if classify(error) == "collective" else "fault"
+
+
+def _without_frames(error: BaseException | None) -> BaseException | None:
+    """The error with its traceback as a note: frames would keep the generation's tensors and groups alive."""
+    if error is None or isinstance(error, LeaveGeneration) or is_cut_collective(error):
+        kept = None
+    else:
+        kept = error
+        text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        if hasattr(error, "add_note") and not getattr(error, "__notes__", None):
+            error.add_note(f"raised in the training function:\n{text}")
+    if error is not None:
+        error.__traceback__ = error.__context__ = error.__cause__ = None
+    return kept
 
 
 def device_of(place: Place) -> torch.device:
