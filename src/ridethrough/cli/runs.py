@@ -38,7 +38,7 @@ def ls(
         print(f"no run in {index.root}" + (f" with tag {tag}" if tag else ""))
         return
     header = ["run", "created", "result", "steps", "goodput", "infra", "incidents", "tags"]
-    print_table(header, [_listed(run) for run in found[:limit]])
+    print_table(header, [_listed(run) for run in found[:limit]], whole=(0,))
     if len(found) > limit:
         print(f"and {len(found) - limit} older ones: --limit shows more")
 
@@ -216,10 +216,19 @@ def compact_command(
 def _listed(run: dict[str, Any]) -> list[str]:
     result = "-" if run["code"] is None else str(run["code"])
     if run["problem"]:
-        return [run["run_id"], run["created"] or "-", run["problem"], "", "", "", "", " ".join(run["tags"])]
+        return [
+            run["run_id"],
+            (run["created"] or "-")[:16].replace("T", " "),
+            run["problem"],
+            "",
+            "",
+            "",
+            "",
+            " ".join(run["tags"]),
+        ]
     return [
         run["run_id"],
-        run["created"] or "-",
+        (run["created"] or "-")[:16].replace("T", " "),
         result,
         str(run["steps"]),
         f"{run['training_goodput']:.2%}",

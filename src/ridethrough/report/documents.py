@@ -13,8 +13,10 @@ from ridethrough.ledger.incidents import Incident
 from ridethrough.ledger.reading import LedgerError
 from ridethrough.ledger.rundir import RunDir, RunDirError, flat_config
 from ridethrough.ledger.summary import RunLedger, ledger_summary, read_run
+from ridethrough.report.live import life
 from ridethrough.report.notes import FILE as NOTES
 from ridethrough.report.notes import read_notes
+from ridethrough.report.view import packed, view_of
 
 _LONGEST_TEXT = 200_000  # characters of one document
 _INCIDENTS_PER_TEXT = 50
@@ -60,6 +62,7 @@ class RunRecord:
     classes: dict[str, Any] = field(default_factory=dict)
     tags: list[str] = field(default_factory=list)
     problem: str | None = None
+    view: bytes | None = None
     incidents: list[tuple[Any, ...]] = field(default_factory=list)
     documents: list[Document] = field(default_factory=list)
 
@@ -84,10 +87,12 @@ def read_record(path: Path, mark: str) -> RunRecord:
         _describe(record, run)
         record.documents = _texts(path, run)
         record.tags = sorted({tag for note in read_notes(path) for tag in note.tags})
-        ledger = read_run(path)
+        alive = life(path)
+        ledger = read_run(path, alive.end_ns)
     except (RunDirError, LedgerError, OSError, KeyError, TypeError, ValueError) as error:
         record.problem = str(error) or type(error).__name__
         return record
+    record.view = packed(view_of(ledger, running=alive.running))
     return record_of(ledger, record)
 
 

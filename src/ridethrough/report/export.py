@@ -14,6 +14,7 @@ from ridethrough.report.documents import fingerprint, read_record
 from ridethrough.report.index import Index
 
 WHAT = ("runs", "incidents", "steps", "events")
+_LARGE = ("incidents", "documents", "fingerprint", "view")
 _INCIDENT = ("id", "class", "rank", "host", "phase", "step", "generation", "rung", "detected_by", "attempts") + (
     "detected_s",
     "first_step_s",
@@ -59,7 +60,7 @@ def _rows(what: str, index: Index | None, paths: Sequence[Path]) -> Iterator[dic
             if record.problem:
                 raise ExportError(f"{path}: {record.problem}")
             if what == "runs":
-                fields = {k: v for k, v in vars(record).items() if k not in ("incidents", "documents", "fingerprint")}
+                fields = {k: v for k, v in vars(record).items() if k not in _LARGE}
                 yield fields
             for number, row in enumerate(record.incidents if what == "incidents" else (), 1):
                 named = dict(zip(_INCIDENT, row, strict=True))

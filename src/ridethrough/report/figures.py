@@ -39,17 +39,18 @@ def figures(ledger: RunLedger) -> dict[str, Any]:
     }
 
 
-def timeline(part: Partition) -> dict[str, Any]:
-    """Few ranks: a bar for each piece of each lane. Many: a matrix of states by rank and equal pieces of the wall."""
-    if sum(len(picture.ends) for picture in part.pictures) <= _MOST_BARS:
-        bars: dict[str, dict[str, list[Any]]] = {}
+def timeline(part: Partition, *, bars: bool = True) -> dict[str, Any]:
+    """Few ranks: a bar for each piece of each lane. Many: a matrix of states by rank and equal pieces of the wall
+    (always, unless `bars`)."""
+    if bars and sum(len(picture.ends) for picture in part.pictures) <= _MOST_BARS:
+        by_state: dict[str, dict[str, list[Any]]] = {}
         for slot, picture in enumerate(part.pictures):
             for state, t0, t1 in picture.pieces(part.start_ns):
-                bar = bars.setdefault(state, {"y": [], "base": [], "x": []})
+                bar = by_state.setdefault(state, {"y": [], "base": [], "x": []})
                 bar["y"].append(slot)
                 bar["base"].append(_s(t0 - part.start_ns))
                 bar["x"].append(_s(t1 - t0))
-        return {"kind": "bars", "slots": part.slots, "bars": bars}
+        return {"kind": "bars", "slots": part.slots, "bars": by_state}
     columns = max(200, min(1500, _CELLS // part.slots))
     edges = part.start_ns + (np.arange(columns) + 0.5) * (part.wall_ns / columns)
     matrix = np.empty((part.slots, columns), np.uint8)

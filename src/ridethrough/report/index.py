@@ -23,9 +23,10 @@ from typing import Any
 from ridethrough.ledger.reading import LedgerError
 from ridethrough.ledger.rundir import RunDirError
 from ridethrough.report.documents import Document, RunRecord, fingerprint, read_record
+from ridethrough.report.view import unpacked
 
 FILE = ".index.sqlite"
-VERSION = 1
+VERSION = 2
 _BUSY_S = 20.0
 
 _TABLES = """
@@ -33,7 +34,7 @@ CREATE TABLE runs (run_id TEXT PRIMARY KEY, fingerprint TEXT NOT NULL, created T
   config TEXT, config_hash TEXT, schedule_hash TEXT, versions TEXT, code INTEGER, reason TEXT, ended TEXT,
   steps INTEGER, slots INTEGER, wall_ns INTEGER, training_goodput REAL, infrastructure_goodput REAL, final_loss REAL,
   val_loss REAL, final_hash TEXT, num_incidents INTEGER, num_recovered INTEGER, steps_lost INTEGER, states_ns TEXT,
-  classes TEXT, tags TEXT, problem TEXT);
+  classes TEXT, tags TEXT, problem TEXT, view BLOB);
 CREATE TABLE incidents (run_id TEXT NOT NULL, number INTEGER NOT NULL, id TEXT, class TEXT, rank INTEGER, host TEXT,
   phase TEXT, step INTEGER, generation INTEGER, rung TEXT, detected_by TEXT, attempts INTEGER, detected_s REAL,
   first_step_s REAL, caught_up_s REAL, resumed_at INTEGER, steps_lost INTEGER, root_cause TEXT, stages_s TEXT,
@@ -41,7 +42,8 @@ CREATE TABLE incidents (run_id TEXT NOT NULL, number INTEGER NOT NULL, id TEXT, 
 CREATE INDEX incidents_class ON incidents (class);
 CREATE VIRTUAL TABLE texts USING fts5 (run_id UNINDEXED, source UNINDEXED, body, tokenize = "unicode61");
 """
-_RUN_COLUMNS = tuple(RunRecord.__annotations__)[:-2]  # all but incidents and documents
+_STORED = tuple(RunRecord.__annotations__)[:-2]  # all but incidents and documents
+_RUN_COLUMNS = _STORED[:-1]  # nor the view, which is large
 _JSON_COLUMNS = ("config", "versions", "states_ns", "classes", "tags")
 
 
@@ -102,6 +104,27 @@ class Index:
     def run(self, run_id: str) -> dict[str, Any] | None:
         rows = self._db.execute(f"SELECT {', '.join(_RUN_COLUMNS)} FROM runs WHERE run_id = ?", (run_id,))
         return next((_run(row) for row in rows), None)
+
+    def view(self, run_id: str) -> dict[str, Any] | None:
+        """What the dashboard shows of a run, as it was when the run was last read; None if it couldn't be."""
+        rows = self._db.execute("SELECT view FROM runs WHERE run_id = ?", (run_id,)).fetchall()
+        return unpacked(rows[0][0]) if rows and rows[0][0] is not None else None
+
+    def refresh_run(self, run_id: str, *, always: bool = False) -> None:
+        """Read one run if it changed (or `always`: time goes on for one that lives).
+
+        Raises RunDirError if there is none of that name directly below the root.
+        """
+        path = self.root / run_id
+        if path.name != run_id or run_id[:1] in ("", ".") or not (path / "run.json").exists():
+            raise RunDirError(f"no run {run_id!r} in {self.root}")
+        mark = fingerprint(path)
+        rows = self._db.execute("SELECT fingerprint FROM runs WHERE run_id = ?", (run_id,)).fetchall()
+        if always or not rows or rows[0][0] != mark:
+            self._put(read_record(path, mark))
+
+    def num_incidents(self, run_id: str) -> int:
+        return int(self._db.execute("SELECT count(*) FROM incidents WHERE run_id = ?", (run_id,)).fetchone()[0])
 
     def incidents(self, run_id: str | None = None, *, limit: int = -1, offset: int = 0) -> list[dict[str, Any]]:
         """Incidents of one run or of all, in the order of runs and of faults."""
@@ -173,14 +196,12 @@ class Index:
         return db
 
     def _put(self, record: RunRecord) -> None:
-        values = [getattr(record, name) for name in _RUN_COLUMNS]
-        values = [
-            json.dumps(v, default=str) if n in _JSON_COLUMNS else v for n, v in zip(_RUN_COLUMNS, values, strict=True)
-        ]
-        marks = ", ".join("?" * len(_RUN_COLUMNS))
+        values = [getattr(record, name) for name in _STORED]
+        values = [json.dumps(v, default=str) if n in _JSON_COLUMNS else v for n, v in zip(_STORED, values, strict=True)]
+        marks = ", ".join("?" * len(_STORED))
         with self._writing():
             self._forget(record.run_id)
-            self._db.execute(f"INSERT INTO runs ({', '.join(_RUN_COLUMNS)}) VALUES ({marks})", values)
+            self._db.execute(f"INSERT INTO runs ({', '.join(_STORED)}) VALUES ({marks})", values)
             self._db.executemany(
                 f"INSERT INTO incidents VALUES ({', '.join('?' * 19)})",
                 [(record.run_id, number, *row) for number, row in enumerate(record.incidents, 1)],
