@@ -37,6 +37,7 @@ class AnyJob(RuleBasedStateMachine):
         last_call_s=st.sampled_from([0.0, 5.0]),
         num_standby=st.integers(0, 2),
         running=st.sampled_from([True, True, True, False]),
+        total_steps=st.sampled_from([5, 10_000]),
     )
     def begin(
         self,
@@ -47,6 +48,7 @@ class AnyJob(RuleBasedStateMachine):
         last_call_s: float,
         num_standby: int,
         running: bool,
+        total_steps: int,
     ) -> None:
         policy = Policy(
             max_restarts=max_restarts,
@@ -59,6 +61,7 @@ class AnyJob(RuleBasedStateMachine):
         )
         least, more = nodes
         self.world = World(num_workers=num_workers, min_nodes=least, max_nodes=least + more, policy=policy)
+        self.world.total_steps = total_steps
         for _ in range(least + num_standby):
             self.world.join()
         if running:
@@ -171,6 +174,18 @@ class AnyJob(RuleBasedStateMachine):
     def the_coordinator_is_started_again(self) -> None:
         self.world.crash_coordinator()
         self.world.start_coordinator()
+
+    @precondition(lambda self: self.world.heard)
+    @rule(index=INDEX)
+    def an_event_comes_again(self, index: int) -> None:
+        heard = self.world.heard
+        self.world.tell(heard[-1 - index % len(heard)])
+
+    @precondition(lambda self: any(p.state == "finished" for p in self.world.processes()))
+    @rule(index=INDEX)
+    def a_finished_process_ends(self, index: int) -> None:
+        finished = [p for p in self.world.processes() if p.state == "finished"]
+        self.world.die(finished[index % len(finished)], signal=None)
 
     @rule(index=INDEX, back=st.integers(1, 3))
     def an_old_report_comes(self, index: int, back: int) -> None:

@@ -65,6 +65,8 @@ class World:
         self.plans: dict[tuple[int, int], Plan] = {}
         self.incidents: list[m.IncidentDecided] = []
         self.actions: list[m.Action] = []
+        self.heard: list[m.Event] = []  # by the present coordinator
+        self.killed: set[str] = set()
         self._num_nodes = 0
         self._hung_s: dict[tuple[str, int], float] = {}
         self.start_coordinator()
@@ -73,6 +75,8 @@ class World:
 
     def start_coordinator(self) -> None:
         self.epoch += 1
+        self.heard.clear()
+        self.killed.clear()
         self.machine = GenerationMachine(
             num_workers=self.num_workers,
             min_nodes=self.min_nodes,
@@ -108,7 +112,9 @@ class World:
             self.done = action
         elif isinstance(action, m.IncidentDecided):
             self.incidents.append(action)
-        elif isinstance(action, (m.AllOut, m.FaultDeclared)):
+        elif isinstance(action, m.Kill):
+            self.killed.add(action.worker)
+        if isinstance(action, (m.JobDone, m.IncidentDecided)) or isinstance(action, (m.AllOut, m.FaultDeclared)):
             pass
         elif (agent := self.agents.get(action.node)) is not None and agent.known:
             agent.inbox.append(action)
@@ -124,6 +130,10 @@ class World:
         for action in actions:
             if isinstance(action, m.Enter):
                 assert action.plan.for_node(action.node) is not None, "only members are told of a plan"
+            if isinstance(action, m.Dismiss) and "cannot be ended" in action.reason:
+                agent = self.agents[action.node]
+                late = agent.cut or agent.inbox or agent.outbox or not agent.alive
+                assert late or any(p.unkillable for p in agent.processes.values()), "given up without need"
         if plans:
             self._check_plan(machine, plans[0], generation)
             assert {a.node for a in actions if isinstance(a, m.Enter)} == {n.node for n in plans[0].nodes}
@@ -147,6 +157,7 @@ class World:
         assert [rank for rank, *_ in members] == list(range(plan.world_size)), "ranks are contiguous"
         assert all(len(n.workers) == self.num_workers for n in plan.nodes)
         assert len({w for *_, w in members}) == plan.world_size, "one rank per process"
+        assert not {w for *_, w in members} & self.killed, "nobody who is being ended is in a plan"
         assert self.min_nodes <= len(plan.nodes) <= self.max_nodes
         standby = {n.id for n in machine.members.standby}
         assert not standby & {n.node for n in plan.nodes}, "a standby is not in the world"
@@ -264,6 +275,8 @@ class World:
             return
         event = agent.outbox.popleft()
         self.tell(event)
+        if not isinstance(event, (m.NodeJoined, m.NodeRejoined, m.NodeLeft, m.Notice)):
+            self.heard.append(event)
         if twice:
             self.tell(event)
 

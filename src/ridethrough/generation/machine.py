@@ -91,6 +91,8 @@ class GenerationMachine(NodeEvents):
         if worker is None:
             return None
         if report is None and (worker.state == "finished" or not self._attached_ever):
+            if self.phase == "leaving":
+                return self.members.drop(worker)  # it would have been called back
             worker.exited = True
             self.members.move(worker, "finished")
             return self._finish_if_all()
