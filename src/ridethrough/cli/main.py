@@ -28,6 +28,7 @@ COMMANDS = {
     "advise": ("ridethrough.cli.advise", "What to change: interval, time limits, spares; what recovery costs."),
     "calibrate": ("ridethrough.cli.calibrate", "Time limits from the longest seen of each phase."),
     "schema": ("ridethrough.cli.schema", "The ledger's events as JSON Schema."),
+    "ckpt": ("ridethrough.cli.ckpt", "Checkpoints: list, show, verify, prune, export."),
     "env": ("ridethrough.cli.env", "Versions, machine, limits and GPUs, for a bug report."),
     "exit-codes": ("ridethrough.cli.exit_codes", "Exit codes and whether an orchestrator should try again."),
     "faults": ("ridethrough.cli.faults", "Fault schedules (plan) and kinds of fault (kinds)."),
