@@ -117,3 +117,11 @@ def test_a_full_disk_disturbs_nobody_and_is_said(tmp_path: Path) -> None:
     assert good[0]["kind"] == "header"
     assert good[-1]["i"] == 5
     assert [event for event in good if event["kind"] == "header"][-1]["num_dropped"] >= 3
+
+
+def test_a_step_costs_less_than_a_fivehundredth_of_50_ms() -> None:
+    import overhead
+
+    assert (
+        overhead.measure(3000)["cpu_us_per_step"] < 100
+    )  # about 15 on a machine of 2024; CPU time, so load is no matter
