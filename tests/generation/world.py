@@ -114,7 +114,7 @@ class World:
             self.incidents.append(action)
         elif isinstance(action, m.Kill):
             self.killed.add(action.worker)
-        if isinstance(action, (m.JobDone, m.IncidentDecided)) or isinstance(action, (m.AllOut, m.FaultDeclared)):
+        if isinstance(action, (m.JobDone, m.IncidentDecided, m.AllOut, m.FaultDeclared)):
             pass
         elif (agent := self.agents.get(action.node)) is not None and agent.known:
             agent.inbox.append(action)

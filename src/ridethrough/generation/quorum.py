@@ -88,7 +88,7 @@ class Quorum:
                 return _WAIT
             self._num_agreed = num  # the last call is over, whoever comes now
             return _GO
-        if now_s - (self._begun_s or now_s) < self._policy.join_limit_s:
+        if self._begun_s is None or now_s - self._begun_s < self._policy.join_limit_s:
             return _WAIT
         return Answer("give_up", f"{num} of at least {self.min_nodes} nodes came in {self._policy.join_limit_s:.0f} s")
 
