@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +12,7 @@ import typer
 
 from ridethrough.cli.usage import usage_errors
 from ridethrough.faults.injector import OBSERVER, SCHEDULE_VARIABLE
-from ridethrough.ledger.rundir import RunDir, RunDirError, create_run, runs_root
+from ridethrough.ledger.rundir import RunDir, RunDirError, config_hash, create_run, runs_root
 
 if TYPE_CHECKING:
     from ridethrough.faults.schedule import Schedule
@@ -69,6 +71,15 @@ RunId = Annotated[
         rich_help_panel=_RUN,
     ),
 ]
+OnlyRunId = Annotated[
+    str | None,
+    typer.Option(
+        "--run-id",
+        metavar="ID",
+        help="Name of the run; the same name and settings go on where the run ended.",
+        rich_help_panel=_RUN,
+    ),
+]
 Quiet = Annotated[
     bool,
     typer.Option("--quiet", help="Do not show the ranks' output; it is in the run's logs/.", rich_help_panel=_RUN),
@@ -79,14 +90,14 @@ def num_workers(text: str) -> int:
     """The number behind `--nproc-per-node`. Raises ValueError, one line with the remedy."""
     import os
 
-    if text in ("gpu", "auto", "cpu"):
+    if text in ("gpu", "xpu", "auto", "cpu"):
         num_gpus = 0
         if text != "cpu":
             import torch
 
-            num_gpus = torch.cuda.device_count()
-            if text == "gpu" and not num_gpus:
-                raise ValueError("--nproc-per-node gpu: this machine has no GPU that torch can use; give a number")
+            num_gpus = torch.xpu.device_count() if text == "xpu" else torch.cuda.device_count()
+            if text != "auto" and not num_gpus:
+                raise ValueError(f"--nproc-per-node {text}: this machine has none that torch can use; give a number")
         return num_gpus or os.cpu_count() or 1
     if not text.isdigit() or int(text) < 1:
         raise ValueError(f"--nproc-per-node {text}: give a number of at least 1, gpu, cpu or auto")
@@ -131,26 +142,41 @@ def start_job(
     runs: Path | None,
     run_id: str | None,
     schedule: Schedule | None,
+    rdzv_id: str | None = None,
 ) -> int:
     """Makes the run folder, launches the job and returns its exit code. Exits with 2 if the folder can't be used.
 
-    `config` identifies the job: a run folder belongs to one config for ever.
+    `config` identifies the job: a run folder belongs to one config for ever. `rdzv_id` names the run if nothing else
+    does; where that name is another job's (torchrun's users give the same id to many jobs) a new one is made of it.
     """
     from ridethrough.launch.launcher import launch
 
-    def open_run(named: str | None) -> RunDir:
-        run = create_run(
+    def create(name: str | None) -> RunDir:
+        return create_run(
             runs_root(runs),
-            run_id=run_id or named,
+            run_id=name,
             config=config,
             command=sys.argv,
             schedule_hash=schedule.hash if schedule is not None else None,
         )
+
+    def open_run(named: str | None) -> RunDir:
+        run = _named_after(rdzv_id, config, create) if rdzv_id and not (run_id or named) else create(run_id or named)
+        if rdzv_id:
+            launch_config.env["TORCHELASTIC_RUN_ID"] = rdzv_id
         launch_config.env.update(_fault_environment(run, schedule))
         return run
 
     with usage_errors(RunDirError):
         return launch(launch_config, open_run)
+
+
+def _named_after(rdzv_id: str, config: dict[str, Any], create: Callable[[str | None], RunDir]) -> RunDir:
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", rdzv_id).lstrip("._-")[:80] or "run"
+    try:
+        return create(name)
+    except RunDirError:
+        return create(f"{name}.{config_hash(config)[:8]}")
 
 
 def _fault_environment(run: RunDir, schedule: Schedule | None) -> dict[str, str]:

@@ -45,6 +45,8 @@ class Forming(Ending):
             self.members.promote(self._quorum.max_nodes)
         if not self._enough():
             return None
+        if self.generation == 0:
+            self.members.seat_as_wished()
         self._ask_store()
         if self._formation.store.hopeless:
             return self._done(ExitCode.RESTARTS_EXHAUSTED, "no node could open a store for the process groups")

@@ -40,12 +40,14 @@ class Worker:
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """One agent's incarnation, with a slot per rank that it can hold. `place` is None for a standby."""
+    """One agent's incarnation, with a slot per rank that it can hold. `place` is None for a standby, `wish` the place
+    that it would like to have."""
 
     id: str
     name: str
     slots: list[Worker | None]
     place: int | None = None
+    wish: int | None = None
 
 
 class Membership:
@@ -140,11 +142,11 @@ class Membership:
 
     # --- changes -----------------------------------------------------------------------------------------------------
 
-    def add(self, node: str, name: str) -> bool:
+    def add(self, node: str, name: str, wish: int | None = None) -> bool:
         """A newcomer waits as a standby; False if it is known already."""
         if node in self._nodes:
             return False
-        self._nodes[node] = self._standby[node] = Node(node, name, [None] * self.num_workers)
+        self._nodes[node] = self._standby[node] = Node(node, name, [None] * self.num_workers, wish=wish)
         return True
 
     def restore(self, node: str, name: str, place: int) -> None:
@@ -178,7 +180,11 @@ class Membership:
         changed = False
         while self._standby and self.num_active < limit:
             _, node = self._standby.popitem(last=False)
-            if self._holes:
+            if node.wish is not None and node.wish in self._holes:
+                place = node.wish
+                self._holes.remove(place)
+                heapq.heapify(self._holes)
+            elif self._holes:
                 place = heapq.heappop(self._holes)
             else:
                 place = len(self._places)
@@ -186,6 +192,15 @@ class Membership:
             self._sit(node, place)
             changed = True
         return changed
+
+    def seat_as_wished(self) -> None:
+        """Before anybody has a process: those with a wish in its order, the others behind them as they came."""
+        if self._workers or self._holes or all(n is None or n.wish is None for n in self._places):
+            return
+        self._places.sort(key=lambda n: (1, 0) if n is None or n.wish is None else (0, n.wish))
+        for place, node in enumerate(self._places):
+            assert node is not None
+            node.place = place
 
     def close_ranks(self) -> None:
         """The empty places are given up: ranks become contiguous over those who are there."""

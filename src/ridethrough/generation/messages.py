@@ -21,12 +21,14 @@ class _Message(BaseModel):
 
 
 class NodeJoined(_Message):
-    """An agent is there. `node` is its incarnation (unique), `name` the stable host or pod name."""
+    """An agent is there. `node` is its incarnation (unique), `name` the stable host or pod name. `place` is its wish
+    among the nodes' places, met where it is free."""
 
     kind: Literal["node_joined"] = "node_joined"
     node: str
     name: str
     num_workers: int
+    place: int | None = None
 
 
 class WorkerSnapshot(_Message):

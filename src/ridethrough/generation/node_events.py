@@ -32,7 +32,7 @@ class NodeEvents(Forming):
         elif event.name in self.history.cordoned:
             self._dismiss_cordoned(event.node, event.name)
         else:
-            self.members.add(event.node, event.name)
+            self.members.add(event.node, event.name, event.place)
             self._quorum.joined(self._now_s)
 
     def _on_node_rejoined(self, event: m.NodeRejoined) -> None:

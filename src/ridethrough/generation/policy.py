@@ -129,6 +129,11 @@ class Policy(BaseModel):
     heartbeat_limit_s: float = Field(
         900.0, gt=0, description="Between two calls of rt.heartbeat() in a script without rt.run."
     )
+    first_heartbeat_limit_s: float = Field(
+        0.0,
+        ge=0,
+        description="From a process's start to its first rt.heartbeat(), in a script without rt.run; 0: none.",
+    )
     observe: bool = Field(False, description="Hangs are judged and recorded, but nobody is made to leave.")
 
     def leave_limit(self, world_size: int) -> float:

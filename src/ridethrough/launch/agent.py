@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from ridethrough.health.heartbeat import HeartbeatPage
 from ridethrough.launch import linux
 from ridethrough.launch.compaction import keep_compact
 from ridethrough.launch.config import LaunchConfig
-from ridethrough.launch.environment import worker_environment
+from ridethrough.launch.environment import rank_environment, with_local_rank, worker_environment
 from ridethrough.launch.evidence import Evidence
 from ridethrough.launch.forker import Forker
 from ridethrough.launch.keeper import KeeperProcess
@@ -109,7 +109,8 @@ class NodeAgent:
         if not self._started:
             return
         if self._plan is None:
-            self._report(m.NodeJoined(node=self.node, name=self.name, num_workers=self.config.num_workers))
+            size, place = self.config.num_workers, self.config.place
+            self._report(m.NodeJoined(node=self.node, name=self.name, num_workers=size, place=place))
             return
         workers = tuple(
             m.WorkerSnapshot(worker=w.id, local_rank=w.local_rank, state=w.state, attached=w.writer is not None)
@@ -123,16 +124,17 @@ class NodeAgent:
         for worker in list(self._workers.values()):
             self._kill(worker, why)
 
-    async def stop(self, grace_s: float) -> None:
-        """Ends what still runs: SIGTERM, `grace_s` seconds, SIGKILL to whole trees. Leaves nothing behind."""
+    async def stop(self, grace_s: float, *, sig: int = signal.SIGTERM, again: asyncio.Event | None = None) -> None:
+        """Ends what still runs: `sig`, `grace_s` seconds or until `again` is set, then SIGKILL to whole trees. Leaves
+        nothing behind."""
         self._stopping = True
         alive = [w for w in self._workers.values() if not w.gone.is_set()]
         for worker in alive:
             if not worker.released:
-                self._signal(worker, signal.SIGTERM)
+                self._signal(worker, sig)
         if alive:
             waits = [asyncio.ensure_future(w.gone.wait()) for w in alive]
-            _, late = await asyncio.wait(waits, timeout=grace_s)
+            late = await _all_or_event(waits, again, grace_s)
             for worker in alive:
                 if not worker.gone.is_set():
                     self._kill(worker, "the job is over")
@@ -206,17 +208,19 @@ class NodeAgent:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(before.gone.wait(), _GONE_LIMIT_S)
         page = HeartbeatPage(self._folder / f"heartbeat-{spawn.worker}", create=True)
-        log = WorkerLog(self.config.log_dir or self.run.logs_dir, spawn.rank, echo=self.config.echo)
-        log.switch(0, spawn.rank)
+        log = WorkerLog(self.config, self.config.log_dir or self.run.logs_dir, spawn.rank, spawn.local_rank)
+        log.begin(spawn.restarts)
         worker = WorkerProcess(spawn.worker, spawn.rank, spawn.local_rank, page, log)
         self._workers[worker.id] = worker
         self._slots[spawn.local_rank] = worker
-        env = {**self._base_env, **_rank_environment(spawn), "RIDETHROUGH_WORKER": worker.id}
+        env = {**self._base_env, **rank_environment(self.config, spawn), "RIDETHROUGH_WORKER": worker.id}
         env["RIDETHROUGH_HEARTBEAT"] = str(page.path)
+        if log.path is not None:
+            env["TORCHELASTIC_ERROR_FILE"] = str(log.path.with_suffix(".error.json"))
         out_read, out = os.pipe()
         err_read, err = os.pipe()
         try:
-            worker.pid = await self._launch(worker.id, env, out, err)
+            worker.pid = await self._launch(worker, env, out, err)
         except OSError as error:
             print(f"ridethrough: rank {spawn.rank} cannot be started: {error}", file=sys.stderr)
             os.close(out_read)
@@ -235,15 +239,16 @@ class NodeAgent:
         if worker.kill_reason or self._stopping:
             self._kill(worker, worker.kill_reason or "the job is over")
 
-    async def _launch(self, worker: str, env: dict[str, str], out: int, err: int) -> int:
+    async def _launch(self, worker: WorkerProcess, env: dict[str, str], out: int, err: int) -> int:
         config = self.config
+        command = with_local_rank(config.command, worker.local_rank)
         if not config.no_python and await self._forker.ready():
             try:
-                return await self._forker.fork(worker, config.command, env, config.cwd, out, err)
+                return await self._forker.fork(worker.id, command, env, config.cwd, out, err)
             except (OSError, asyncio.TimeoutError) as error:
                 print(f"ridethrough: {error}; starting another zygote", file=sys.stderr)
                 self._forker.start()
-        argv = config.command if config.no_python else [sys.executable, "-u", *config.command]
+        argv = command if config.no_python else [sys.executable, "-u", *command]
         return self._forker.execute(argv, env, config.cwd, out, err)
 
     def _on_death(self, worker: WorkerProcess) -> None:
@@ -333,7 +338,7 @@ class NodeAgent:
                     "epoch": plan.epoch,
                     "generation": plan.generation,
                     "rank": worker.rank,
-                    "local_rank": local_rank,
+                    "local_rank": 0 if self.config.virtual_local_rank else local_rank,
                     "world_size": plan.world_size,
                     "local_world_size": len(mine.workers),
                     "group_rank": plan.group_rank(self.node),
@@ -454,22 +459,15 @@ def sweep_folders() -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _rank_environment(spawn: m.Spawn) -> dict[str, str]:
-    host, _, port = spawn.store.rpartition(":")
-    return {
-        "RANK": str(spawn.rank),
-        "LOCAL_RANK": str(spawn.local_rank),
-        "WORLD_SIZE": str(spawn.world_size),
-        "LOCAL_WORLD_SIZE": str(spawn.world_size // spawn.num_nodes),
-        "GROUP_RANK": str(spawn.group_rank),
-        "GROUP_WORLD_SIZE": str(spawn.num_nodes),
-        "ROLE_RANK": str(spawn.rank),
-        "ROLE_WORLD_SIZE": str(spawn.world_size),
-        "MASTER_ADDR": host or "127.0.0.1",
-        "MASTER_PORT": port or "0",
-        "TORCHELASTIC_RESTART_COUNT": str(spawn.restarts),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-    }
+async def _all_or_event(waits: Sequence[asyncio.Task[bool]], event: asyncio.Event | None, limit_s: float) -> bool:
+    """Waits for all, or for the event, or for so long; True if some are late."""
+    everybody = asyncio.ensure_future(asyncio.wait(waits))
+    hurry = asyncio.ensure_future((event or asyncio.Event()).wait())
+    await asyncio.wait([everybody, hurry], timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+    late = not everybody.done()
+    everybody.cancel()
+    hurry.cancel()
+    return late
 
 
 def _not_started(worker: WorkerProcess, node: str, error: OSError) -> FaultReport:

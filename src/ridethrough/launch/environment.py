@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
+from ridethrough.generation import messages as m
 from ridethrough.launch.config import LaunchConfig
 from ridethrough.ledger.rundir import RunDir
 
@@ -26,7 +28,40 @@ def worker_environment(config: LaunchConfig, run: RunDir, folder: Path, job: str
         RIDETHROUGH_JOB=job,
         TORCHELASTIC_RUN_ID=run.run_id,
         TORCHELASTIC_MAX_RESTARTS=str(config.policy.max_restarts),
-        ROLE_NAME="default",
+        TORCHELASTIC_SIGNALS_TO_HANDLE=",".join(signal.Signals(number).name for number in config.signals),
+        ROLE_NAME=config.role,
     )
     env.update(config.env)
     return env
+
+
+def rank_environment(config: LaunchConfig, spawn: m.Spawn) -> dict[str, str]:
+    """What torchrun tells a worker of its place; `rt.run` brings it up to date at each generation."""
+    host, _, port = spawn.store.rpartition(":")
+    local = {"LOCAL_RANK": str(spawn.local_rank)}
+    if config.virtual_local_rank:
+        local = {"LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": _visible_device(spawn.local_rank)}
+    return {
+        "RANK": str(spawn.rank),
+        **local,
+        "WORLD_SIZE": str(spawn.world_size),
+        "LOCAL_WORLD_SIZE": str(spawn.world_size // spawn.num_nodes),
+        "GROUP_RANK": str(spawn.group_rank),
+        "GROUP_WORLD_SIZE": str(spawn.num_nodes),
+        "ROLE_RANK": str(spawn.rank),
+        "ROLE_WORLD_SIZE": str(spawn.world_size),
+        "MASTER_ADDR": host or "127.0.0.1",
+        "MASTER_PORT": port or "0",
+        "TORCHELASTIC_RESTART_COUNT": str(spawn.restarts),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+
+
+def with_local_rank(command: list[str], local_rank: int) -> list[str]:
+    """torchrun's one macro in the script's arguments."""
+    return [word.replace("${local_rank}", str(local_rank)) for word in command]
+
+
+def _visible_device(local_rank: int) -> str:
+    seen = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    return seen[local_rank] if local_rank < len(seen) else str(local_rank)

@@ -11,13 +11,16 @@ from collections.abc import Callable
 from typing import Any
 
 from ridethrough.generation import messages as m
+from ridethrough.generation.exit_codes import ExitCode
 from ridethrough.generation.machine import GenerationMachine
 from ridethrough.launch.agent import NodeAgent
 from ridethrough.launch.config import LaunchConfig
 from ridethrough.launch.coordinator import Coordinator
+from ridethrough.launch.endpoint import EndpointError, settle
 from ridethrough.launch.epoch import claim_epoch
 from ridethrough.launch.last_words import last_words
 from ridethrough.launch.server import CoordinatorServer
+from ridethrough.launch.signals import StopSignals
 from ridethrough.launch.uplink import Uplink
 from ridethrough.ledger.recorder import Recorder
 from ridethrough.ledger.rundir import RunDir
@@ -33,17 +36,26 @@ def launch(config: LaunchConfig, open_run: OpenRun) -> int:
     """Runs this node's part of the job to its end; returns the exit code (see `ridethrough exit-codes`).
 
     `open_run(id)` makes the run's folder; the id is None unless a coordinator elsewhere has named it. Main thread
-    only: it takes over SIGINT, SIGTERM and SIGCHLD while it runs. Ctrl-C once or SIGTERM: a last save and a planned
-    end; twice: at once. With an endpoint, the first agent that can listen on it hosts the coordinator; the others, and
-    all of them if `ridethrough coordinator` listens there, connect to it.
+    only: it takes over the configured signals and SIGCHLD while it runs. Ctrl-C once or SIGTERM: a last save and a
+    planned end; twice: at once. With an endpoint, the first agent that can listen on it hosts the coordinator; the
+    others, and all of them if `ridethrough coordinator` listens there, connect to it.
     """
-    return asyncio.run(_launch(config, open_run))
+    try:
+        return asyncio.run(_launch(config, open_run))
+    except KeyboardInterrupt:  # before the signals were taken over
+        return 128 + signal.SIGINT
 
 
 async def _launch(config: LaunchConfig, open_run: OpenRun) -> int:
-    if config.endpoint is not None and not (config.may_host and await _can_listen(*config.endpoint)):
-        return await _Member(config, open_run).run()
-    return await _host(config, open_run)
+    if config.endpoint is None:
+        return await _host(config, open_run)
+    limit_s = config.policy.join_limit_s
+    try:
+        part = await settle(*config.endpoint, may_host=config.may_host, must_host=config.must_host, limit_s=limit_s)
+    except EndpointError as error:
+        print(f"ridethrough: {error}", file=sys.stderr)
+        return error.code
+    return await (_host(config, open_run) if part == "host" else _Member(config, open_run).run())
 
 
 async def _host(config: LaunchConfig, open_run: OpenRun) -> int:
@@ -66,13 +78,14 @@ async def _host(config: LaunchConfig, open_run: OpenRun) -> int:
         await server.start(*config.endpoint)
     coordinator.deliver = _deliver(agent, server)
     recorder.emit("job_start", slots=config.num_workers * config.max_nodes, nodes=config.max_nodes, run_id=run.run_id)
-    ticker = asyncio.ensure_future(coordinator.tick())
-    with signals(lambda sig: coordinator.post(stop_request(sig, config))):
+    stop = StopSignals(config, coordinator.post)
+    with stop.handled():
         starter = asyncio.ensure_future(agent.start())
         starter.add_done_callback(lambda task: _start_failed(task, coordinator.done))
+        ticker = asyncio.ensure_future(_tick_after(starter, coordinator))
         done = await coordinator.done
         ticker.cancel()
-        await _wind_up(agent, starter, done, clean=done.code == 0 or machine.stop_agreed)
+        await _wind_up(agent, starter, done, stop, clean=done.code == 0 or machine.stop_agreed)
         if server is not None:
             await server.stop(done, _GOODBYE_LIMIT_S)
     recorder.emit("job_end", code=done.code, reason=done.reason)
@@ -91,6 +104,7 @@ class _Member:
         self._starter: asyncio.Task[None] | None = None
         self._done: asyncio.Future[m.JobDone] = asyncio.get_running_loop().create_future()
         self._stop_agreed = False
+        self._stop = StopSignals(config, self._stop_requested)
         self._uplink = Uplink(
             *config.endpoint,
             config.token,
@@ -103,16 +117,27 @@ class _Member:
     async def run(self) -> int:
         link = asyncio.ensure_future(self._uplink.run())
         watch = asyncio.ensure_future(self._watch_link(link))
-        with signals(lambda sig: self._uplink.send(stop_request(sig, self._config))):
+        with self._stop.handled():
             done = await self._done
             watch.cancel()
             if self._agent is not None and self._starter is not None:
                 clean = done.code == 0 or self._stop_agreed
-                await _wind_up(self._agent, self._starter, done, clean=clean)
+                await _wind_up(self._agent, self._starter, done, self._stop, clean=clean)
         link.cancel()
         await self._uplink.close()
         last_words(None, done)
         return done.code
+
+    def _stop_requested(self, request: m.StopRequested) -> None:
+        """A machine that is to be taken away leaves, and the others go on; Ctrl-C is for the whole job."""
+        if self._done.done():
+            return
+        if self._agent is None or self._stop.again.is_set():
+            self._done.set_result(m.JobDone(code=request.code, reason=f"stopped by {request.cause}"))
+        elif request.code == ExitCode.PREEMPTED:
+            self._uplink.send(m.Notice(node=self._agent.node, cause=request.cause, grace_s=request.grace_s))
+        else:
+            self._uplink.send(request)
 
     def _welcomed(self, welcome: dict[str, Any], address: str) -> None:
         if self._agent is None:
@@ -155,7 +180,7 @@ class _Member:
             lost_s = time.monotonic() - since_s if since_s is not None else 0.0
             if lost_s == 0.0:
                 stopped = False
-            elif lost_s > policy.coordinator_wait_s + policy.node_wait_s:
+            elif lost_s > (policy.coordinator_wait_s + policy.node_wait_s if self._agent else policy.join_limit_s):
                 host, port = self._uplink.endpoint
                 reason = (
                     f"the coordinator at {host}:{port} was not reachable for {lost_s:.0f} s: {self._uplink.trouble}"
@@ -171,11 +196,10 @@ def welcome(config: LaunchConfig, run: RunDir, machine: GenerationMachine) -> di
     return {"epoch": machine.epoch, "run_id": run.run_id, "num_workers": config.num_workers}
 
 
-def stop_request(sig: signal.Signals, config: LaunchConfig) -> m.StopRequested:
-    """Says so, and makes the event."""
-    print(f"ridethrough: {sig.name}: a last save, then the end (again: at once)", file=sys.stderr, flush=True)
-    code = 82 if sig == signal.SIGTERM else 128 + sig
-    return m.StopRequested(cause=sig.name, code=code, grace_s=config.policy.stop_grace_s)
+async def _tick_after(starter: asyncio.Task[None], coordinator: Coordinator) -> None:
+    """Time begins when this node's agent is ready: importing torch is no part of the time to wait for nodes."""
+    await asyncio.wait([starter])
+    await coordinator.tick()
 
 
 def _deliver(agent: NodeAgent, server: CoordinatorServer | None) -> Callable[[str, m.Action], None]:
@@ -188,40 +212,19 @@ def _deliver(agent: NodeAgent, server: CoordinatorServer | None) -> Callable[[st
     return deliver
 
 
-async def _wind_up(agent: NodeAgent, starter: asyncio.Task[None], done: m.JobDone, *, clean: bool) -> None:
+async def _wind_up(
+    agent: NodeAgent, starter: asyncio.Task[None], done: m.JobDone, stop: StopSignals, *, clean: bool
+) -> None:
     starter.cancel()
     with contextlib.suppress(asyncio.CancelledError, Exception):
         await starter
     agent.release(done.code)
     if clean:
         await agent.wait_workers(_FINISH_LIMIT_S)
-    await agent.stop(2.0 if clean else 1.0)
-
-
-@contextlib.contextmanager
-def signals(handle: Callable[[signal.Signals], None]) -> Any:
-    loop = asyncio.get_running_loop()
-    taken = [signal.SIGINT, signal.SIGTERM]
-    for sig in taken:
-        loop.add_signal_handler(sig, handle, sig)
-    try:
-        yield
-    finally:
-        for sig in taken:
-            loop.remove_signal_handler(sig)
+    grace_s = 2.0 if clean else max(1.0, stop.grace_left_s())
+    await agent.stop(grace_s, sig=stop.first or signal.SIGTERM, again=stop.again)
 
 
 def _start_failed(task: asyncio.Task[None], done: asyncio.Future[m.JobDone]) -> None:
     if not task.cancelled() and task.exception() is not None and not done.done():
         done.set_result(m.JobDone(code=1, reason=f"the agent could not start: {task.exception()}"))
-
-
-async def _can_listen(host: str, port: int) -> bool:
-    """Whether this machine is the endpoint's host and nobody listens there yet."""
-    try:
-        server = await asyncio.start_server(lambda reader, writer: writer.close(), host, port)
-    except OSError:
-        return False
-    server.close()
-    await server.wait_closed()
-    return True

@@ -4,34 +4,50 @@ from __future__ import annotations
 
 import asyncio
 import os
+import string
 import sys
 from collections import deque
 from pathlib import Path
+
+from ridethrough.launch.config import LaunchConfig
 
 _TAIL_LINES = 60
 _CHUNK = 1 << 16
 
 
 class WorkerLog:
-    """One worker's output. All methods run on the agent's event loop."""
+    """One worker's output. All methods run on the agent's event loop.
 
-    def __init__(self, folder: Path | None, rank: int, *, echo: bool) -> None:
+    Files: `a<restarts>-rank<r>.log` until the worker enters its first generation (a script without `rt.run` never
+    does), then `g<generation>-rank<r>.log`. None is ever written over.
+    """
+
+    def __init__(self, config: LaunchConfig, folder: Path | None, rank: int, local_rank: int) -> None:
+        self._config = config
         self._folder = folder
         self._rank = rank
-        self._echo = echo
+        self._local_rank = local_rank
         self._fd: int | None = None
         self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
         self.path: Path | None = None
         self._pumps: list[asyncio.Task[None]] = []
 
+    def begin(self, restarts: int) -> None:
+        """Lines go to the file of this start."""
+        self._open(f"a{restarts:04d}-rank{self._rank}.log")
+
     def switch(self, generation: int, rank: int) -> None:
         """Later lines go to this generation's file."""
         self._rank = rank
+        self._open(f"g{generation:04d}-rank{rank}.log")
+
+    def _open(self, name: str) -> None:
         self._close_file()
         if self._folder is None:
             return
-        self.path = self._folder / f"g{generation:04d}-rank{rank}.log"
-        self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.path = self._folder / name
+        self._fd = _append(self.path)
 
     def attach(self, out: int, err: int) -> None:
         """Starts to read both pipes; takes them over."""
@@ -68,11 +84,36 @@ class WorkerLog:
             os.write(self._fd, line + b"\n")
         text = line.decode(errors="replace")
         self.tail.append(text)
-        if self._echo:
-            stream = sys.stderr if is_error else sys.stdout
-            print(f"[rank{self._rank}] {text}", file=stream, flush=True)
+        name = "err" if is_error else "out"
+        if any(word in text for word in self._config.filters.get(name, ())):
+            self._duplicate(f"filtered-std{name}.log", text)
+        if self._is_shown(name):
+            print(f"{self._prefix()}{text}", file=sys.stderr if is_error else sys.stdout, flush=True)
+
+    def _is_shown(self, stream: str) -> bool:
+        config = self._config
+        if not config.echo or stream in config.hidden.get(self._local_rank, ()):
+            return False
+        return config.shown_ranks is None or self._local_rank in config.shown_ranks
+
+    def _prefix(self) -> str:
+        template = os.environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE")
+        if not template:
+            return f"[rank{self._rank}] "
+        names = {"role_name": self._config.role, "rank": self._rank, "local_rank": self._local_rank}
+        return string.Template(template).safe_substitute(names)
+
+    def _duplicate(self, name: str, text: str) -> None:
+        if self._folder is not None:
+            fd = _append(self._folder / name)
+            os.write(fd, f"{self._prefix()}{text}\n".encode())
+            os.close(fd)
 
     def _close_file(self) -> None:
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
+
+
+def _append(path: Path) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)

@@ -67,6 +67,8 @@ class CoordinatorServer:
         node = ""
         try:
             node = await self._admit(channel)
+            if not node:
+                return
             self._agents[node] = channel
             inbox = self._inboxes[node]
             while (message := await channel.receive()) is not None:
@@ -89,6 +91,8 @@ class CoordinatorServer:
         asked = handshake.challenge()
         channel.send(asked)
         answered = await channel.introduce()
+        if answered.get("t") == "bye":  # it only wanted to know whether a coordinator is here
+            return ""
         channel.send(handshake.prove(self._token, asked, answered))
         channel.send({"t": "welcome", **self._welcome})
         hello = await channel.receive(5.0)

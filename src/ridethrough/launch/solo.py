@@ -10,8 +10,9 @@ from ridethrough.launch.config import LaunchConfig
 from ridethrough.launch.coordinator import Coordinator
 from ridethrough.launch.epoch import claim_epoch
 from ridethrough.launch.last_words import last_words
-from ridethrough.launch.launcher import signals, stop_request, welcome
+from ridethrough.launch.launcher import welcome
 from ridethrough.launch.server import CoordinatorServer
+from ridethrough.launch.signals import StopSignals
 from ridethrough.ledger.recorder import Recorder
 from ridethrough.ledger.rundir import RunDir
 
@@ -50,7 +51,7 @@ async def _coordinate(config: LaunchConfig, run: RunDir) -> int:
         slots = config.num_workers * config.max_nodes
         recorder.emit("job_start", slots=slots, nodes=config.max_nodes, run_id=run.run_id)
     ticker = asyncio.ensure_future(coordinator.tick())
-    with signals(lambda sig: coordinator.post(stop_request(sig, config))):
+    with StopSignals(config, coordinator.post).handled():
         done = await coordinator.done
         ticker.cancel()
         await server.stop(done, _GOODBYE_LIMIT_S)

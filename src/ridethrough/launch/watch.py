@@ -33,6 +33,7 @@ class Watch:
         """`record` takes ledger events; `before_report(generation)` is called when a hang is about to be reported."""
         self._observe = policy.observe
         self._heartbeat_limit_s = policy.heartbeat_limit_s
+        self._first_heartbeat_limit_s = policy.first_heartbeat_limit_s
         self._record, self._before_report = record, before_report
         self._node = node
         self._workers = workers
@@ -50,13 +51,18 @@ class Watch:
         self._accused.clear()
 
     def silent(self) -> list[tuple[WorkerProcess, float]]:
-        """Workers of a script without `rt.run` that have called `rt.heartbeat` once, and not for too long since."""
+        """Workers of a script without `rt.run` that have called `rt.heartbeat` once, and not for too long since; or not
+        even once, if there is a limit for that."""
         now_ns = time.monotonic_ns()
         found = []
         for worker in self._workers.values():
-            beat_ns = worker.reading().beat_ns if worker.pidfd >= 0 and worker.writer is None else 0
-            if beat_ns and (now_ns - beat_ns) / 1e9 > self._heartbeat_limit_s:
-                found.append((worker, (now_ns - beat_ns) / 1e9))
+            if worker.pidfd < 0 or worker.writer is not None:
+                continue
+            beat_ns = worker.reading().beat_ns
+            limit_s = self._heartbeat_limit_s if beat_ns else self._first_heartbeat_limit_s
+            age_s = (now_ns - (beat_ns or worker.started_ns)) / 1e9
+            if limit_s and age_s > limit_s:
+                found.append((worker, age_s))
         return found
 
     async def loop(self) -> None:

@@ -33,6 +33,7 @@ class WorkerProcess:
     kill_reason: str = ""
     hung: str = ""
     told_fatal: str = ""
+    started_ns: int = field(default_factory=time.monotonic_ns)
     gone: asyncio.Event = field(default_factory=asyncio.Event)
 
     def reading(self) -> Reading:

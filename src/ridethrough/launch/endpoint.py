@@ -1,0 +1,100 @@
+"""Whether this launch hosts the coordinator at the endpoint or joins the one that is there."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+import sys
+import time
+from typing import Literal
+
+from ridethrough.generation.wire import WireError
+from ridethrough.launch import ports
+from ridethrough.launch.channel import Channel
+
+_PORT_WAIT_S = 8.0
+_PAUSE_S = 0.25
+_PROBE_S = 2.0
+
+
+class EndpointError(Exception):
+    """The endpoint cannot be used; the message is one line with its name. `code`: the launch's exit code."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+async def settle(host: str, port: int, *, may_host: bool, must_host: bool, limit_s: float) -> Literal["host", "join"]:
+    """Waits until the name resolves (at most `limit_s`); a port that something else holds is waited for a little.
+
+    "host" if the name is this machine's and the port is free. Raises EndpointError.
+    """
+    began_s = time.monotonic()
+    held_since_s: float | None = None
+    told = False
+    while True:
+        try:
+            addresses = await _resolve(host, port)
+        except OSError as error:
+            if not told:
+                print(f"ridethrough: {host} is not resolvable ({_reason(error)}); trying again", file=sys.stderr)
+                told = True
+            if time.monotonic() - began_s > limit_s:
+                raise EndpointError(f"{host} is not resolvable after {limit_s:.0f} s: {_reason(error)}", 80) from error
+            await asyncio.sleep(_PAUSE_S)
+            continue
+        answer = _try_to_bind(addresses) if may_host else "elsewhere"
+        if answer == "free":
+            return "host"
+        if answer == "elsewhere" and not must_host:
+            return "join"
+        if answer == "elsewhere":
+            raise EndpointError(f"is_host: {host} is no address of this machine", 2)
+        if not must_host and await _coordinator_answers(host, port):
+            return "join"
+        held_since_s = held_since_s or time.monotonic()
+        if time.monotonic() - held_since_s > _PORT_WAIT_S:
+            raise EndpointError(f"port {port} of {host} is in use by {ports.holder(port)}", 2)
+        await asyncio.sleep(_PAUSE_S)
+
+
+async def _resolve(host: str, port: int) -> list[tuple[int, str, int]]:
+    """(family, address, port), resolved anew each time: behind a name may be another machine than before."""
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [(int(family), str(where[0]), int(where[1])) for family, _, _, _, where in found]
+
+
+def _try_to_bind(addresses: list[tuple[int, str, int]]) -> Literal["free", "in use", "elsewhere"]:
+    for family, address, port in addresses:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((address, port))
+            except OSError as error:
+                if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                    continue
+                return "in use"
+            return "free"
+    return "elsewhere"
+
+
+async def _coordinator_answers(host: str, port: int) -> bool:
+    try:
+        reader, writer = await asyncio.wait_for(asyncio.open_connection(host, port), _PROBE_S)
+    except (OSError, asyncio.TimeoutError):
+        return False
+    channel = Channel(reader, writer)
+    try:
+        asked = await asyncio.wait_for(channel.introduce(), _PROBE_S)
+        channel.send({"t": "bye"})
+        return asked.get("t") == "challenge"
+    except (OSError, WireError, LookupError, ValueError, asyncio.TimeoutError):
+        return False
+    finally:
+        await channel.close()
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror or str(error)
