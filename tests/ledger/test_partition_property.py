@@ -13,8 +13,10 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ridethrough.ledger.compact import compact
 from ridethrough.ledger.incidents import incidents
 from ridethrough.ledger.partition import partition, read_events
+from ridethrough.ledger.reading import read_split
 from ridethrough.ledger.schema import problems
 
 HEADER = {"kind": "header", "schema": 1, "pid": 1, "boot_id": "b", "mono_ns": 0, "wall_ns": 0, "version": "0"}
@@ -282,7 +284,12 @@ def test_the_partition_is_the_truth(data: Any) -> None:
     with tempfile.TemporaryDirectory() as folder:
         write(Path(folder), sim.files, [data.draw(st.booleans(), "torn")] * len(sim.files))
         events = [e for e in read_events(folder) if e["kind"] != "header"]
-    part = partition(events)
+        if data.draw(st.booleans(), "blocks"):
+            assert len(compact(folder, smallest_bytes=0)) == len(sim.files)
+        split = read_split(folder)
+    split.rest = [e for e in split.rest if e["kind"] != "header"]
+    part = partition(split)
+    assert part.segments == partition(events).segments
     expected = sim.expected(end)
     for slot, lane in enumerate(part.segments):
         assert joined([(s.state, s.t0, s.t1) for s in lane]) == joined(expected[slot]), slot

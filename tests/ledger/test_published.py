@@ -24,7 +24,7 @@ def test_the_log_gives_the_published_figures(row: Row) -> None:
 
 def test_what_they_imply() -> None:
     """One job would have one step time and one cost of a save; the rows need three of each."""
-    in_process, launcher, kubernetes = TABLE
+    in_process, _, kubernetes = TABLE
     assert [round(row.step_s, 4) for row in TABLE] == [0.0596, 0.0769, 0.1209]
     assert [round(row.stall_s, 1) for row in TABLE] == [16.7, 43.1, 52.3]
     assert kubernetes.step_s > 2 * in_process.step_s

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from ledger_cases import around, worked_case
 
+from ridethrough.ledger.compact import compact
 from ridethrough.ledger.recorder import Recorder
 from ridethrough.report.progress import Progress
 from ridethrough.report.tail import Follower
@@ -46,3 +48,16 @@ def test_progress_tells_fault_and_recovery_as_they_come() -> None:
     ]
     assert progress.line() == "step 10/10  loss 2.5000  100 tokens/s  generation 1  incidents 1"
     assert progress.ended is not None and progress.ended["code"] == 0
+
+
+def test_a_file_that_becomes_a_block_goes_on_where_it_was_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ridethrough.ledger.compact.SMALLEST_BYTES", 0)
+    follower = Follower(tmp_path)
+    with Recorder(tmp_path, "worker") as recorder:
+        recorder.emit("x", i=0)
+        assert [e.get("i") for e in follower.poll()] == [None, 0]
+        recorder.emit("x", i=1)
+    assert len(compact(tmp_path)) == 1
+    assert [e["i"] for e in follower.poll()] == [1]
+    assert follower.poll() == []
+    assert [e.get("i") for e in Follower(tmp_path).poll()] == [None, 0, 1]

@@ -22,17 +22,20 @@ from ridethrough.ledger.rundir import write_private
 SMALLEST_BYTES = 256 * 1024
 
 
-def compact(run_dir: Path | str, *, host: str | None = None) -> list[Path]:
-    """Make blocks of all closed segments (of one host's processes if given); returns them. A damaged segment stays as
-    it is: reading names its damage. Raises OSError if the folder can't be written."""
+def compact(run_dir: Path | str, *, host: str | None = None, smallest_bytes: int | None = None) -> list[Path]:
+    """Make blocks of all closed segments (of one host's processes if given) of at least 256 KiB; returns them.
+
+    A damaged segment stays as it is: reading names its damage. Raises OSError if the folder can't be written.
+    """
     folder = Path(run_dir) / "events"
     files = sorted(folder.glob(f"{host}-*.jsonl" if host else "*.jsonl"), key=segment)
     last = dict(map(segment, files))
+    least = SMALLEST_BYTES if smallest_bytes is None else smallest_bytes
     made = []
     for file in files:
         process, number = segment(file)
         with contextlib.suppress(FileNotFoundError), file.open("rb") as stream:  # gone: another one was quicker
-            big = os.fstat(stream.fileno()).st_size >= SMALLEST_BYTES
+            big = os.fstat(stream.fileno()).st_size >= least
             if big and (number < last[process] or _released(stream)) and _compact(file, stream):
                 made.append(file.with_suffix(".block"))
     return made
