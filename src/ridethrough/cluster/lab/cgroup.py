@@ -1,0 +1,82 @@
+"""A memory cgroup for each pod, as the kubelet makes it: a limit, and on cgroup v2 all die together."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+
+from ridethrough.cluster.lab.network import LabError
+
+_ROOT = Path("/sys/fs/cgroup")
+
+
+class MemoryCgroup:
+    """Below our own cgroup. `limit_bytes` holds for all processes in it, memfds and /dev/shm included."""
+
+    def __init__(self, name: str, limit_bytes: int) -> None:
+        self.unified = (_ROOT / "cgroup.controllers").exists()
+        self.path = _own_memory_cgroup(self.unified) / name
+        try:
+            self.path.mkdir()
+            if self.unified:
+                (self.path / "memory.max").write_text(str(limit_bytes))
+                with contextlib.suppress(OSError):
+                    (self.path / "memory.swap.max").write_text("0")
+                (self.path / "memory.oom.group").write_text("1")
+            else:
+                (self.path / "memory.limit_in_bytes").write_text(str(limit_bytes))
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                self.path.rmdir()
+            raise LabError(f"{self.path}: {error.strerror}; the lab needs a memory cgroup of its own") from None
+
+    def pids(self) -> list[int]:
+        try:
+            return [int(word) for word in (self.path / "cgroup.procs").read_text().split()]
+        except OSError:
+            return []
+
+    def oom_kills(self) -> int:
+        """Processes that the kernel killed for memory."""
+        file = "memory.events" if self.unified else "memory.oom_control"
+        for line in (self.path / file).read_text().splitlines():
+            key, _, value = line.partition(" ")
+            if key == "oom_kill":
+                return int(value)
+        return 0
+
+    def kill_all(self) -> None:
+        """SIGKILL to every process, until none is left (at most 10 s)."""
+        end = time.monotonic() + 10
+        while pids := self.pids():
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            if time.monotonic() > end:
+                raise LabError(f"{self.path}: processes {pids} do not die")
+            time.sleep(0.01)
+
+    def remove(self) -> None:
+        self.kill_all()
+        for _ in range(100):  # the last process may be in it a moment longer
+            try:
+                self.path.rmdir()
+                return
+            except FileNotFoundError:
+                return
+            except OSError:
+                time.sleep(0.02)
+        raise LabError(f"{self.path} cannot be removed")
+
+
+def _own_memory_cgroup(unified: bool) -> Path:
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        number, controllers, path = line.split(":", 2)
+        if unified and number == "0":
+            return _ROOT / path.lstrip("/")
+        if not unified and "memory" in controllers.split(","):
+            return _ROOT / "memory" / path.lstrip("/")
+    raise LabError("no memory cgroup to make pods in")
