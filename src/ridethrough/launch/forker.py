@@ -130,8 +130,6 @@ class Forker:
         self.note = "; ".join(reasons)
         if self._ready is not None and not self._ready.done():
             self._ready.set_result(safe)
-        if not safe:
-            self._close()
 
     def _lost(self) -> None:
         self._close()
