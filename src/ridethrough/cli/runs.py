@@ -39,6 +39,9 @@ def ls(
         return
     header = ["run", "created", "result", "steps", "goodput", "infra", "incidents", "tags"]
     print_table(header, [_listed(run) for run in found[:limit]], whole=(0,))
+    for run in found[:limit]:
+        if run["problem"]:
+            print(f"{run['run_id']} can't be read: {run['problem']}")
     if len(found) > limit:
         print(f"and {len(found) - limit} older ones: --limit shows more")
 
@@ -219,7 +222,7 @@ def _listed(run: dict[str, Any]) -> list[str]:
         return [
             run["run_id"],
             (run["created"] or "-")[:16].replace("T", " "),
-            run["problem"],
+            "?",
             "",
             "",
             "",

@@ -19,6 +19,7 @@ import numpy as np
 from ridethrough.ledger.blocks import Block, BlockError, expand, read_block, tables
 from ridethrough.ledger.steps import Event, Ints, SplitEvents, StepRows, StepTable, concatenate
 
+_HEADER = {"boot_id": str, "mono_ns": int, "wall_ns": int}
 _NS_FIELDS = ("t_ns", "t0_ns", "t1_ns", "fault_ns", "declared_ns", "all_out_ns")
 
 __all__ = ["Clock", "Event", "FileParser", "LedgerError", "event_files", "read_events", "read_split"]
@@ -134,6 +135,8 @@ class FileParser:
     def accept(self, event: Event) -> Event:
         """The same for an event that is already parsed; it is changed in place."""
         if event["kind"] == "header":
+            if not all(isinstance(event.get(name), kind) for name, kind in _HEADER.items()):
+                raise ValueError("no complete header")
             self._host, self._role = event.get("host"), event.get("role")
             self.offset_ns = self._clock.offset_ns(event)
         event.setdefault("host", self._host)

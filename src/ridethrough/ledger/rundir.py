@@ -26,6 +26,9 @@ from ridethrough.version import __version__
 
 SCHEMA = 1
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_KEYS = frozenset(
+    ["run_id", "created", "command", "config", "config_hash", "schedule_hash", "versions", "host", "result"]
+)
 _FOLDERS = ("events", "logs", "incidents", "fired")
 
 
@@ -91,6 +94,8 @@ class RunDir:
             raise RunDirError(f"{file} is not a run's description: choose another run")
         if data["schema"] > SCHEMA:
             raise RunDirError(f"{file} has schema {data['schema']}, this version reads {SCHEMA}: upgrade ridethrough")
+        if missing := _KEYS - data.keys():
+            raise RunDirError(f"{file} is damaged ({', '.join(sorted(missing))} missing): choose another run")
         return data
 
     def finish(self, code: int, reason: str) -> None:

@@ -116,6 +116,9 @@ class StepRows:
         rank = event.get("rank")
         if not isinstance(rank, int) or rank < 0 or not all(_fits(event.get(name)) for name in _Rows.INTS):
             return False
+        parts = event.get("parts") or []
+        if not isinstance(parts, list) or not all(_is_part(part) for part in parts):
+            return False
         rows = self._ranks.get(rank)
         if rows is None:
             rows = self._ranks[rank] = _Rows()
@@ -139,7 +142,7 @@ class _Rows:
         count = len(self._ints)
         self._ints.append((event["generation"], event["step"], event["t0_ns"], event["t1_ns"]))
         for state, a, b in event.get("parts") or ():
-            self._parts.append((STATE_CODES.get(state, UNATTRIBUTED), a, b))
+            self._parts.append((STATE_CODES.get(state, UNATTRIBUTED) if isinstance(state, str) else UNATTRIBUTED, a, b))
         self._part_end.append(len(self._parts))
         for name, value in event.items():
             if name not in FIELDS and isinstance(value, (int, float)) and not isinstance(value, bool):
@@ -214,6 +217,10 @@ class Steps:
         table, at = self._table, self.first + row
         for place in range(int(table.part_end[at - 1]) if at else 0, int(table.part_end[at])):
             yield int(table.part_state[place]), int(table.part_a[place]), int(table.part_b[place])
+
+
+def _is_part(part: Any) -> bool:
+    return isinstance(part, (list, tuple)) and len(part) == 3 and _fits(part[1]) and _fits(part[2])
 
 
 def _fits(value: Any) -> bool:

@@ -10,8 +10,9 @@ from typing import Any
 from ridethrough.ledger.history import History, history
 from ridethrough.ledger.incidents import Incident, by_class, history_incidents
 from ridethrough.ledger.partition import Partition, partition_history
-from ridethrough.ledger.reading import Event, read_split
+from ridethrough.ledger.reading import Event, LedgerError, read_split
 from ridethrough.ledger.rundir import RunDir
+from ridethrough.ledger.schema import problems
 from ridethrough.ledger.steps import StepTable
 
 
@@ -37,9 +38,23 @@ def read_run(run_dir: Path | str, end_ns: int | None = None) -> RunLedger:
     """
     run = RunDir.open(run_dir)
     split = read_split(run.path)
-    past = history(split, end_ns)
-    part = partition_history(past)
-    return RunLedger(run.run_json(), run.path, split.rest, split.steps, past, part, history_incidents(past))
+    try:
+        past = history(split, end_ns)
+        part = partition_history(past)
+        found = history_incidents(past)
+    except (KeyError, TypeError, ValueError) as error:  # lines that are events, and not what the schema says
+        raise LedgerError(_misfit(run.path, split.rest, error)) from error
+    return RunLedger(run.run_json(), run.path, split.rest, split.steps, past, part, found)
+
+
+def _misfit(path: Path, events: list[Event], error: Exception) -> str:
+    for event in events:
+        if wrong := problems(event):
+            return (
+                f"{path / 'events' / str(event['file'])}: {wrong[0]} (line of t_ns {event['t_ns']}): damaged, or "
+                "written by another version; `ridethrough schema` says what it must be"
+            )
+    return f"{path / 'events'}: {type(error).__name__}: {error}"
 
 
 def summary(run_dir: Path | str, *, control_hash: str | None = None, end_ns: int | None = None) -> dict[str, Any]:

@@ -210,7 +210,7 @@ def save_cost_s(ledger: RunLedger, kept: Saves) -> float:
     during = np.zeros(len(table), bool)
     windows = 0
     for event in ledger.events:
-        if event["kind"] == "save" and event["event"] == "committed" and event.get("seconds"):
+        if event["kind"] == "save" and event.get("event") == "committed" and event.get("seconds"):
             begin = event["t_ns"] - round(event["seconds"] * 1e9)
             during |= (table.t1_ns > begin) & (table.t0_ns < event["t_ns"])
             windows += 1

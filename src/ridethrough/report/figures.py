@@ -149,9 +149,11 @@ def save_times(ledger: RunLedger) -> dict[str, Any]:
     stalls: list[tuple[float, float]] = []
     begins: dict[tuple[int, int], int] = {}
     for event in ledger.events:
-        if event["kind"] == "save" and event["event"] == "staged":
+        if event["kind"] == "save" and not isinstance(event.get("step"), int):
+            continue
+        if event["kind"] == "save" and event.get("event") == "staged":
             staged.setdefault(event["step"], event["t_ns"])
-        elif event["kind"] == "save" and event["event"] == "committed":
+        elif event["kind"] == "save" and event.get("event") == "committed":
             done.setdefault(event["step"], (event["t_ns"], event.get("seconds")))
         elif event["kind"] == "phase" and event.get("phase") == "save" and event.get("rank") == 0:
             if event["edge"] == "begin":

@@ -67,12 +67,12 @@ def saves(events: Iterable[Event], *, now_ns: int, step: int) -> Saves:
     begins: dict[tuple[int, int], int] = {}
     for event in events:
         if event["kind"] == "phase" and event.get("phase") == "save":
-            key = (event["generation"], event["rank"])
-            if event["edge"] == "begin":
+            key = (event.get("generation", 0), event.get("rank", 0))
+            if event.get("edge") == "begin":
                 begins[key] = event["t_ns"]
             elif key in begins:
                 found.stall_s.append((event["t_ns"] - begins.pop(key)) / 1e9)
-        if event["kind"] != "save":
+        if event["kind"] != "save" or not isinstance(event.get("step"), int) or "event" not in event:
             continue
         what, at, t_ns = event["event"], event["step"], event["t_ns"]
         if what == "staged":
