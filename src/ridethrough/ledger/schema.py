@@ -248,6 +248,11 @@ KINDS: dict[str, Kind] = {
         "the training function was left because of a fault",
         {**_GR, "cause": Field("str?", "why", required=False)},
     ),
+    "left": Kind(
+        _WORKER,
+        "nothing of the generation is left in the process",
+        {**_GR, "parts": Field("[[part, ns]]", "unwound, cut, state, groups, gate: when each was done")},
+    ),
     "resumed": Kind(
         _WORKER,
         "a state was loaded: finished steps above `step` of older generations are lost",

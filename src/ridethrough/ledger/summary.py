@@ -37,7 +37,10 @@ def read_run(run_dir: Path | str, end_ns: int | None = None) -> RunLedger:
     Raises RunDirError (no run folder) or LedgerError (no events, damage, a sum that is not the wall).
     """
     run = RunDir.open(run_dir)
-    split = read_split(run.path)
+    try:
+        split = read_split(run.path)
+    except OSError as error:
+        raise LedgerError(f"{error.filename or run.path} cannot be read ({error.strerror})") from error
     try:
         past = history(split, end_ns)
         part = partition_history(past)

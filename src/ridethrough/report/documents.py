@@ -156,8 +156,14 @@ def _texts(path: Path, run: dict[str, Any]) -> list[Document]:
 
 
 def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file()) if folder.is_dir() else []
+    try:
+        return sorted(path for path in folder.rglob("*") if path.is_file()) if folder.is_dir() else []
+    except PermissionError:
+        return []
 
 
 def _bench(path: Path) -> list[Path]:
-    return sorted(path.glob("bench*.json"))
+    try:
+        return sorted(path.glob("bench*.json"))
+    except PermissionError:
+        return []

@@ -116,7 +116,7 @@ class Index:
         Raises RunDirError if there is none of that name directly below the root.
         """
         path = self.root / run_id
-        if path.name != run_id or run_id[:1] in ("", ".") or not (path / "run.json").exists():
+        if path.name != run_id or run_id[:1] in ("", ".") or not _is_run(path):
             raise RunDirError(f"no run {run_id!r} in {self.root}")
         mark = fingerprint(path)
         rows = self._db.execute("SELECT fingerprint FROM runs WHERE run_id = ?", (run_id,)).fetchall()
@@ -226,8 +226,16 @@ class Index:
 def run_folders(root: Path) -> Iterator[Path]:
     """Folders below `root` that hold a run, by name."""
     for path in sorted(root.iterdir()):
-        if path.name[0] != "." and (path / "run.json").exists():
+        if path.name[0] != "." and _is_run(path):
             yield path
+
+
+def _is_run(path: Path) -> bool:
+    """Another user's folder may be one: reading it will say that it can't be read."""
+    try:
+        return (path / "run.json").exists()
+    except PermissionError:
+        return True
 
 
 def find_run(root: Path, name: str) -> Path:
@@ -236,13 +244,13 @@ def find_run(root: Path, name: str) -> Path:
     Raises RunDirError (one line with the remedy) when there is none or more than one.
     """
     as_path = Path(name)
-    if (as_path / "run.json").exists():
+    if _is_run(as_path):
         return as_path.absolute()
     if not root.is_dir():
         raise RunDirError(f"{root} is no folder of runs: name one with --runs DIR, or start a run first")
     present = list(run_folders(root))
     if name == "latest" and present:
-        return max(present, key=lambda path: (path / "run.json").stat().st_mtime_ns)
+        return max(present, key=_changed_ns)
     matching = [p for p in present if p.name == name] or [p for p in present if name and p.name.startswith(name)]
     if len(matching) == 1:
         return matching[0]
@@ -250,6 +258,13 @@ def find_run(root: Path, name: str) -> Path:
         some = ", ".join(path.name for path in matching[:5])
         raise RunDirError(f"{name!r} is the beginning of {len(matching)} runs in {root} ({some}): give more of it")
     raise RunDirError(f"no run {name!r} in {root}: `ridethrough runs ls` lists them; --runs DIR names another root")
+
+
+def _changed_ns(path: Path) -> int:
+    try:
+        return (path / "run.json").stat().st_mtime_ns
+    except OSError:
+        return 0  # another user's
 
 
 def _words(query: str) -> list[str]:
