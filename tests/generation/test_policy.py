@@ -9,14 +9,16 @@ from pathlib import Path
 import pytest
 
 from ridethrough.generation.limits import check_limits
-from ridethrough.generation.policy import Policy, policy_table
+from ridethrough.generation.policy import Policy, policy_table, rewrite_table
 
 PAGE = Path(__file__).parents[2] / "docs" / "policy.md"
 ORDER = ("heartbeat_timeout_s", "collective_timeout_s", "in_process_limit_s", "stop_grace_s", "pod_grace_s")
 
 
 def test_the_page_holds_the_table() -> None:
-    assert policy_table() in PAGE.read_text(encoding="utf-8"), "python -m ridethrough.generation.policy prints it"
+    page = PAGE.read_text(encoding="utf-8")
+    assert policy_table() in page, "python -m ridethrough.generation.policy docs/policy.md brings it up to date"
+    assert rewrite_table(page) == page
 
 
 def test_every_setting_says_what_it_does() -> None:

@@ -542,3 +542,86 @@ def test_without_a_majority_of_the_last_plan_nothing_is_planned() -> None:
     job.ready("w0-1", "w0-2")
     job.tick(1.0)
     assert job.tick(21.0)[-1] == "done 80"
+
+
+# --- repeats, delays and what dies in between ------------------------------------------------------------------------
+
+
+def test_an_old_ready_moves_nobody() -> None:
+    job = Job().running()
+    old = m.WorkerReady(worker="w0-1", left=0)
+    assert job(old) == []
+    job(m.WorkerFinished(worker="w0-1", generation=1, step=9))
+    job.raised("w0-2")
+    job.ready("w0-2")
+    assert job(old) == []  # it has finished, and was not heard to leave yet
+    assert job.ready("w0-1") == ["all out 1"]
+
+
+def test_who_leaves_by_itself_ends_the_generation() -> None:
+    job = Job().running()
+    assert job.ready("w0-1") == ["fault collective", "leave a", "leave b", "open store a"]
+
+
+def test_a_finished_process_that_has_ended_is_replaced_when_it_is_needed_again() -> None:
+    for ends_first in (True, False):
+        job = Job().running()
+        job(m.WorkerFinished(worker="w0-1", generation=1, step=9))
+        out = []
+        if ends_first:
+            out += job.exited("w0-1", "")
+        out += job.exited("w0-2")
+        if not ends_first:
+            out += job.exited("w0-1", "")
+        assert [a for a in out if a.startswith(("spawn", "all"))] == (
+            ["all out 1"] if ends_first else ["spawn b w0-3 as rank 1 of 2", "all out 1"]
+        )
+        job.open_store()
+        starting = [w.id for w in job.machine.members.workers() if w.state == "starting"]
+        assert len(starting) == 2
+        assert job.ready(*starting)[-2:] == ["enter a 2", "enter b 2"]
+
+
+def test_a_finished_rank_that_does_not_come_back_is_killed() -> None:
+    job = Job().running()
+    job(m.WorkerFinished(worker="w0-1", generation=1, step=9))
+    job.raised("w0-2")
+    job.ready("w0-2")
+    assert job.tick(3.0) == ["kill w0-1"]
+
+
+def test_the_stores_host_is_lost_before_the_plan() -> None:
+    job = Job("abc", min_nodes=2, max_nodes=3).running()
+    assert job.raised("w0-2")[-1] == "open store a"
+    assert job(m.NodeLeft(node="a", lost=True)) == ["fault node_loss"]
+    job.ready("w0-2", "w0-3")
+    assert job.tick(1.0) == []
+    assert job.tick(20.0) == ["open store b"]
+    assert job.open_store()[-2:] == ["enter b 2", "enter c 2"]
+
+
+def test_an_answer_to_an_earlier_request_is_no_store() -> None:
+    job = Job(store_limit_s=5.0)
+    first = next(a for a in job.said if isinstance(a, m.OpenStore))
+    assert job.tick(6.0) == ["open store b"]
+    assert job(m.StoreOpened(serial=first.serial, endpoint="a:1")) == []
+    assert len(job.open_store()) == 2
+
+
+def test_a_worker_in_an_older_generation_is_ended_by_a_new_coordinator() -> None:
+    job = again()
+    first, second = snapshots("inside", "inside")
+    newer = first.plan.model_copy(update={"generation": 5})
+    out = job(second, first.model_copy(update={"plan": newer}))
+    assert out[0] == "kill w0-2"
+    assert "spawn b w1-1 as rank 1 of 2" in out
+
+
+def test_no_generation_number_comes_twice() -> None:
+    job = again()
+    first, second = snapshots("ready", "ready")
+    newer = first.plan.model_copy(update={"epoch": -1, "generation": 9})
+    job(second, first.model_copy(update={"plan": newer}))
+    job.open_store()
+    job.ready(*[w.id for w in job.machine.members.workers()])
+    assert job.machine.generation == 10

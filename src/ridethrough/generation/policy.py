@@ -1,9 +1,16 @@
-"""Every budget, limit and rule of recovery in one typed table. `python -m ridethrough.generation.policy` prints it."""
+"""Every budget, limit and rule of recovery in one typed table.
+
+`python -m ridethrough.generation.policy` prints it; with docs/policy.md as argument it brings that table up to date.
+"""
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 from pydantic import BaseModel, ConfigDict, Field
 
+_HEAD = "| setting | default | what it does |"
 _PER_DOUBLING = 1024  # ranks: a limit that grows is twice as long with so many, three times with twice as many
 
 
@@ -147,13 +154,28 @@ class Policy(BaseModel):
 
 def policy_table() -> str:
     """The table of docs/policy.md, in Markdown."""
-    rows = ["| setting | default | what it does |", "|---|---|---|"]
+    rows = [_HEAD, "|---|---|---|"]
     for name, info in Policy.model_fields.items():
         value = info.default
-        shown = ", ".join(f"`{v}`" for v in value) if isinstance(value, tuple) else f"`{value:g}`"
+        if isinstance(value, tuple):
+            shown = ", ".join(f"`{v}`" for v in value)
+        else:
+            shown = f"`{value}`" if isinstance(value, (bool, str)) else f"`{value:g}`"
         rows.append(f"| `{name}` | {shown} | {info.description} |")
     return "\n".join(rows) + "\n"
 
 
+def rewrite_table(page: str) -> str:
+    """The page with its table as it is now."""
+    before, _, rest = page.partition(_HEAD)
+    lines = rest.splitlines(keepends=True)[1:]
+    while lines and lines[0].startswith("|"):
+        del lines[0]
+    return before + policy_table() + "".join(lines)
+
+
 if __name__ == "__main__":
-    print(policy_table(), end="")
+    for path in map(Path, sys.argv[1:]):
+        path.write_text(rewrite_table(path.read_text(encoding="utf-8")), encoding="utf-8")
+    if len(sys.argv) == 1:
+        print(policy_table(), end="")
