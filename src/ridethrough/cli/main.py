@@ -32,6 +32,7 @@ COMMANDS = {
     "env": ("ridethrough.cli.env", "Versions, machine, limits and GPUs, for a bug report."),
     "exit-codes": ("ridethrough.cli.exit_codes", "Exit codes and whether an orchestrator should try again."),
     "faults": ("ridethrough.cli.faults", "Fault schedules (plan) and kinds of fault (kinds)."),
+    "bench": ("ridethrough.cli.bench", "Measure recovery and checkpoints beside every peer."),
     "k8s": ("ridethrough.cli.k8s", "Kubernetes: one file to a protected job; submit, status, logs, collect, delete."),
 }
 """Command -> (module with `app`, one line of help), in the order of `--help`."""
