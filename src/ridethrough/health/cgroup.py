@@ -25,6 +25,32 @@ def memory_used_bytes(pid: int | str = "self") -> int | None:
     return None
 
 
+def fullest_memory(least: float) -> tuple[int, int] | None:
+    """(used, limit) in bytes of the first group, from the process's own up, of whose limit more than the fraction
+    `least` is used; page cache, which the kernel takes back by itself, is no use."""
+    for folder in _folders("memory", "self"):
+        for used_name, limit_name in (
+            ("memory.current", "memory.max"),
+            ("memory.usage_in_bytes", "memory.limit_in_bytes"),
+        ):
+            limit = _number(folder / limit_name)
+            if limit is None or limit >= _NO_LIMIT:
+                continue
+            used = _number(folder / used_name)
+            if used is None or used < limit * least:
+                continue
+            used -= _page_cache(folder)
+            if used >= limit * least:
+                return used, limit
+    return None
+
+
+def _page_cache(folder: Path) -> int:
+    lines = dict(line.split(" ", 1) for line in (_text(folder / "memory.stat") or "").splitlines() if " " in line)
+    names = ("inactive_file", "active_file", "slab_reclaimable")
+    return sum(int(lines.get(f"total_{name}", lines.get(name, "0"))) for name in names)
+
+
 def available_memory_bytes() -> int | None:
     """What this process may still take, in bytes: the machine's available memory, or less if a group limits it."""
     found = []

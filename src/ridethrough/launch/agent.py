@@ -31,12 +31,15 @@ from ridethrough.health.heartbeat import HeartbeatPage
 from ridethrough.launch import linux
 from ridethrough.launch.compaction import keep_compact
 from ridethrough.launch.config import LaunchConfig
+from ridethrough.launch.early import EarlySight
 from ridethrough.launch.environment import rank_environment, with_local_rank, worker_environment
 from ridethrough.launch.evidence import Evidence
 from ridethrough.launch.forker import Forker
 from ridethrough.launch.keeper import KeeperProcess
 from ridethrough.launch.logs import WorkerLog
-from ridethrough.launch.store import StoreHost
+from ridethrough.launch.memory import MemoryGuard, offer_to_killer
+from ridethrough.launch.numa import cores_of_ranks
+from ridethrough.launch.store import StoreError, StoreHost
 from ridethrough.launch.watch import Watch
 from ridethrough.launch.workers import WorkerProcess, death_report
 from ridethrough.ledger.recorder import Recorder
@@ -77,7 +80,9 @@ class NodeAgent:
         self._base_env = base_env
         self._evidence = Evidence(run.incidents_dir, self.name, self._workers)
         self._watch = Watch(config.policy, self.node, self._workers, report, recorder.emit, self._take_evidence)
-        self._oom_kills = linux.oom_kills()
+        self._memory = MemoryGuard(self._workers, self._end_starved)
+        self._early = EarlySight(self._workers, self._dying)
+        self._cores: list[set[int]] = []
         self._server: asyncio.Server | None = None
         self._stopping = False
         self._started = False
@@ -98,7 +103,10 @@ class NodeAgent:
         await asyncio.to_thread(__import__, "torch.distributed")
         if not self.config.no_python and not await self._forker.ready():
             print(f"ridethrough: workers are started anew instead of forked: {self._forker.note}", file=sys.stderr)
-        self._spawn_task(self._watch.loop())
+        if self.config.numa_binding:
+            self._cores = await cores_of_ranks(self.config.numa_binding, self.config.num_workers)
+        for loop in (self._watch.loop(), self._memory.loop(), self._early.loop()):
+            self._spawn_task(loop)
         self._spawn_task(keep_compact(self.run))
         self._spawn_task(self._end_silent())
         self._started = True
@@ -234,10 +242,18 @@ class NodeAgent:
             os.close(err)
         log.attach(out_read, err_read)
         self._recorder.emit("worker_spawn", worker=worker.id, pid=worker.pid, node=self.node, rank=worker.rank)
+        self._place(worker)
         worker.pidfd = os.pidfd_open(worker.pid)
         asyncio.get_running_loop().add_reader(worker.pidfd, self._on_death, worker)
         if worker.kill_reason or self._stopping:
             self._kill(worker, worker.kill_reason or "the job is over")
+
+    def _place(self, worker: WorkerProcess) -> None:
+        """What the agent sets for a new process from outside, and its children inherit."""
+        offer_to_killer(worker.pid)
+        if worker.local_rank < len(self._cores):
+            with contextlib.suppress(OSError):
+                os.sched_setaffinity(worker.pid, self._cores[worker.local_rank])
 
     async def _launch(self, worker: WorkerProcess, env: dict[str, str], out: int, err: int) -> int:
         config = self.config
@@ -263,9 +279,7 @@ class NodeAgent:
         code = os.waitstatus_to_exitcode(status)
         if code > 0:
             await worker.log.drain(1.0)  # the exception's text is in the pipe
-        oom_kills = linux.oom_kills()
-        report = death_report(worker, status, oom=oom_kills > self._oom_kills, node=self.node)
-        self._oom_kills = oom_kills
+        report = worker.early or self._death(worker, status)
         self._recorder.emit(
             "worker_exit",
             worker=worker.id,
@@ -282,6 +296,20 @@ class NodeAgent:
         self._evidence.keep_now(worker, self._plan.epoch if self._plan is not None else 0)
         self._forget(worker)
         worker.gone.set()
+
+    def _dying(self, worker: WorkerProcess, status: int) -> None:
+        """The others leave now; the process is buried when the kernel has taken its memory back."""
+        worker.early = self._death(worker, status)
+        if worker.early is not None and not worker.early.killed_by_us and not worker.released:
+            self._report(m.WorkerFaulted(report=worker.early))
+
+    def _death(self, worker: WorkerProcess, status: int) -> FaultReport | None:
+        by_kernel = os.WTERMSIG(status) == signal.SIGKILL and not worker.kill_reason and self._memory.struck()
+        return death_report(worker, status, oom=by_kernel, node=self.node)
+
+    def _end_starved(self, worker: WorkerProcess, why: str) -> None:
+        worker.starved = worker.starved or why
+        self._kill(worker, why)
 
     def _forget(self, worker: WorkerProcess) -> None:
         if worker.writer is not None:
@@ -351,21 +379,10 @@ class NodeAgent:
             )
 
     async def _open_store(self, serial: int) -> None:
-        for _ in range(40):
-            try:
-                endpoint = self._store.open()
-                break
-            except (RuntimeError, OSError) as error:
-                if self.config.master_port == 0:
-                    raise
-                last = error
-                await asyncio.sleep(0.25)
-        else:
-            print(
-                f"ridethrough: port {self.config.master_port} on {self._store.address} stays in use: {last}",
-                file=sys.stderr,
-            )
-            self._report(m.StopRequested(cause=f"port {self.config.master_port} in use", code=2, grace_s=0.0))
+        try:
+            endpoint = await self._store.open_patiently()
+        except StoreError as error:
+            self._report(m.StopRequested(cause=str(error), code=2, grace_s=0.0))
             return
         self._report(m.StoreOpened(serial=serial, endpoint=endpoint))
 

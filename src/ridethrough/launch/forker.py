@@ -124,9 +124,9 @@ class Forker:
         reasons = [f"{name} cannot be imported ({why})" for name, why in message["failed"].items()]
         safe = message["num_threads"] == 1 and not message["devices"]
         if message["num_threads"] > 1:
-            reasons.append(f"{message['num_threads']} threads after the imports")
+            reasons.append(f"{message['num_threads']} threads after the import of {message['culprit']}")
         if message["devices"]:
-            reasons.append(f"{', '.join(message['devices'])} open after the imports")
+            reasons.append(f"{', '.join(message['devices'])} open after the import of {message['culprit']}")
         self.note = "; ".join(reasons)
         if self._ready is not None and not self._ready.done():
             self._ready.set_result(safe)

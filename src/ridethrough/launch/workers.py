@@ -17,7 +17,8 @@ from ridethrough.launch.logs import WorkerLog
 
 @dataclass
 class WorkerProcess:
-    """`gone` is set when the process has been waited for and its tree has been ended."""
+    """`gone` is set when the process has been waited for and its tree has been ended. `hung` and `starved` say why the
+    agent ended it, `early` is the report of a death that was seen before the process could be waited for."""
 
     id: str
     rank: int
@@ -32,6 +33,8 @@ class WorkerProcess:
     state: WorkerState = "starting"
     kill_reason: str = ""
     hung: str = ""
+    starved: str = ""
+    early: FaultReport | None = None
     told_fatal: str = ""
     started_ns: int = field(default_factory=time.monotonic_ns)
     gone: asyncio.Event = field(default_factory=asyncio.Event)
@@ -68,7 +71,9 @@ def death_report(worker: WorkerProcess, status: int, *, oom: bool, node: str) ->
                 fault_class, cause = "oom", "killed by the kernel: out of memory"
             else:
                 cause = "SIGKILL, unknown sender"
-        if worker.hung:
+        if worker.starved:
+            fault_class, cause = "oom", worker.starved
+        elif worker.hung:
             fault_class, cause = "hang", worker.hung
     elif worker.log.tail:
         cause = last_error(list(worker.log.tail)) or cause
@@ -88,7 +93,7 @@ def death_report(worker: WorkerProcess, status: int, *, oom: bool, node: str) ->
         signal=-code if code < 0 else None,
         declared_ns=time.monotonic_ns(),
         fault_ns=max(reading.step_ns, reading.phase_ns) or None,
-        killed_by_us=bool(worker.kill_reason) and not worker.hung,
+        killed_by_us=bool(worker.kill_reason) and not worker.hung and not worker.starved,
     )
 
 

@@ -61,17 +61,21 @@ def _prepare(modules: list[str]) -> dict[str, Any]:
     """Imports what workers need; returns what the agent must know to decide whether forking is safe."""
     started = time.monotonic()
     failed = {}
+    culprits: list[str] = []
     for name in (*PRELOAD, *modules):
         try:
             importlib.import_module(name)
         except Exception as error:
             failed[name] = f"{type(error).__name__}: {error}"
+        if not culprits and (_num_threads() > 1 or _devices()):
+            culprits.append(name)
     gc.collect()
     gc.freeze()  # what is imported never becomes garbage: collections in the workers take microseconds
     return {
         "ready": True,
-        "num_threads": len(os.listdir("/proc/self/task")),
-        "devices": [name for name in _open_files() if name.startswith("/dev/nvidia")],
+        "num_threads": _num_threads(),
+        "devices": _devices(),
+        "culprit": "".join(culprits),
         "failed": failed,
         "seconds": time.monotonic() - started,
     }
@@ -154,6 +158,14 @@ def _reseed() -> None:
     random.seed()
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
+
+
+def _num_threads() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+def _devices() -> list[str]:
+    return [name for name in _open_files() if name.startswith("/dev/nvidia")]
 
 
 def _open_files() -> list[str]:
