@@ -151,10 +151,11 @@ def tables(steps: BlockSteps, shift_ns: Ints | None) -> dict[int, StepTable]:
         a, b = a + per_part, b + per_part
     metrics = {}
     for name, (values, present) in steps.metrics.items():
-        column = values.astype(np.float64)
-        metrics[name] = column if present is None else np.where(present, column, np.nan)
+        column = _small_floats(values)
+        metrics[name] = column if present is None else np.where(present, column, np.float32(np.nan))
     part_state = codes[steps.part_state] if len(steps.part_state) else np.zeros(0, np.uint8)
-    whole = StepTable(steps.generation, steps.step, t0, t1, np.cumsum(steps.part_count), part_state, a, b, metrics)
+    generation, step, part_end = (_small_ints(c) for c in (steps.generation, steps.step, np.cumsum(steps.part_count)))
+    whole = StepTable(generation, step, t0, t1, part_end, part_state, a, b, metrics)
     if (steps.rank == steps.rank[0]).all():
         return {int(steps.rank[0]): whole}
     ranks = np.unique(steps.rank)
@@ -332,4 +333,20 @@ def _unpack(about: dict[str, Any], data: memoryview) -> Any:
     dtype = np.dtype(about["kind"])
     lanes = np.frombuffer(raw, np.uint8).reshape(dtype.itemsize, about["count"])
     values = np.ascontiguousarray(lanes.T).reshape(-1).view(dtype)
-    return values.astype(np.float64 if dtype.kind == "f" else np.int64)
+    return values if dtype.kind == "f" else values.astype(np.int64)
+
+
+def _small_ints(values: Ints) -> npt.NDArray[Any]:
+    """The same in half the memory where they fit: a large run has millions."""
+    fits = not len(values) or (int(values.min()) >= -(1 << 31) and int(values.max()) < 1 << 31)
+    return values.astype(np.int32) if fits else values
+
+
+def _small_floats(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """As float32 where that loses nothing, else float64."""
+    if values.dtype == np.float32:
+        return values
+    with np.errstate(over="ignore"):
+        small = values.astype(np.float32)
+    wide = values.astype(np.float64)
+    return small if np.array_equal(small.astype(np.float64), wide, equal_nan=True) else wide

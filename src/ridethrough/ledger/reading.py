@@ -149,7 +149,7 @@ def _shift(event: Event, offset_ns: int) -> Event:
     for name in _NS_FIELDS:
         if isinstance(event.get(name), int):
             event[name] += offset_ns
-    if event.get("parts"):
+    if event["kind"] == "step" and event.get("parts"):
         event["parts"] = [[state, a + offset_ns, b + offset_ns] for state, a, b in event["parts"]]
     return event
 

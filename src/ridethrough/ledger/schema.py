@@ -251,7 +251,7 @@ KINDS: dict[str, Kind] = {
     "left": Kind(
         _WORKER,
         "nothing of the generation is left in the process",
-        {**_GR, "parts": Field("[[part, ns]]", "unwound, cut, state, groups, gate: when each was done")},
+        {**_GR, "parts": Field("list", "[part, ns] each: unwound, cut, state, groups, gate: when each was done")},
     ),
     "resumed": Kind(
         _WORKER,

@@ -18,8 +18,8 @@ import numpy.typing as npt
 from ridethrough.ledger.schema import STATES
 
 Event = dict[str, Any]
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.signedinteger[Any]]  # int64; in a table int32 where that is enough
+Floats = npt.NDArray[np.floating[Any]]  # float64; in a table float32 where that loses nothing
 
 STATE_CODES = {state: code for code, state in enumerate(STATES)}
 STATE_NAMES = tuple(STATES)
@@ -30,10 +30,10 @@ _LIMIT = 1 << 60
 
 @dataclass
 class StepTable:
-    """Rows are finished steps of one rank; times in ns (int64).
+    """Rows are finished steps of one rank; times in ns, int64.
 
     Row i's parts (carved-out intervals) are rows `part_end[i-1]` to `part_end[i]` of the `part_*` columns;
-    `part_state` holds codes of `STATE_CODES`. `metrics`: float64, NaN where a step did not log it.
+    `part_state` holds codes of `STATE_CODES`. `metrics`: NaN where a step did not log it.
     """
 
     generation: Ints
@@ -154,7 +154,9 @@ class _Rows:
         count = len(self._ints)
         ints = np.ascontiguousarray(np.array(self._ints, np.int64).reshape(count, 4).T)
         parts = np.ascontiguousarray(np.array(self._parts, np.int64).reshape(len(self._parts), 3).T)
-        metrics = {n: np.array(c + [np.nan] * (count - len(c)), np.float64) for n, c in self._metrics.items()}
+        metrics: dict[str, Floats] = {
+            n: np.array(c + [np.nan] * (count - len(c)), np.float64) for n, c in self._metrics.items()
+        }
         return StepTable(
             generation=ints[0],
             step=ints[1],

@@ -16,6 +16,7 @@ from ridethrough.ledger.walk import phase_intervals
 
 FACTOR = 3.0
 _FLOOR_S = 30.0
+_LONGEST = 200  # waits for data that count, of each rank
 _SETTING = {
     "init": "init_limit_s",
     "load": "load_limit_s",
@@ -55,10 +56,13 @@ def time_limits(ledgers: Sequence[RunLedger]) -> list[TimeLimit]:
         for table in ledger.steps.values():
             waits = table.part_state == STATE_CODES["data_wait"]
             if waits.any():
-                longest = (table.part_b[waits] - table.part_a[waits]) / 1e9
-                seen.setdefault("data", []).extend(np.sort(longest)[-200:].tolist())
+                took_ns = table.part_b[waits] - table.part_a[waits]
+                longest = np.partition(took_ns, -_LONGEST)[-_LONGEST:] if len(took_ns) > _LONGEST else took_ns
+                seen.setdefault("data", []).extend((longest / 1e9).tolist())
     rows = [_row(phase, seen[phase]) for phase in _SETTING if phase in seen]
-    steps = [(t.t1_ns - t.t0_ns) / 1e9 for ledger in ledgers for t in ledger.steps.values() if len(t)]
+    steps = [
+        ((t.t1_ns - t.t0_ns) / 1e9).astype(np.float32) for ledger in ledgers for t in ledger.steps.values() if len(t)
+    ]
     return [*rows, *([_step_row(np.concatenate(steps))] if steps else [])]
 
 
