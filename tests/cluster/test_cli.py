@@ -142,3 +142,27 @@ def test_init_and_render_import_neither_torch_nor_the_client(job: str) -> None:
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("command", ["run", "coordinator", "dash"])
+def test_pods_use_options_that_the_commands_have(command: str) -> None:
+    from importlib import import_module
+
+    import typer.main
+
+    from ridethrough.cluster.reading import parse_spec
+    from ridethrough.cluster.render import render
+    from ridethrough.cluster.workloads import workloads
+
+    spec = parse_spec(
+        "name: a\nprofile: cpu\nscript: [SCRIPT]\nfaults: {count: 1, steps: 9}\noptions: {monitoring: true}\n"
+    )
+    known = {
+        word
+        for parameter in typer.main.get_command(import_module(f"ridethrough.cli.{command}").app).params
+        for word in [*parameter.opts, *parameter.secondary_opts]
+    }
+    lines = [c["command"] for load in workloads(render(spec)) for c in load.containers if c["command"][1] == command]
+    assert lines
+    for words in lines:
+        assert {word for word in words if word.startswith("--")} <= known

@@ -82,7 +82,8 @@ def test_a_pod_has_its_own_host_network_shm_and_processes(lab: Lab) -> None:
     script = (
         "import os, socket, shutil; print(os.getpid(), socket.gethostname(), os.environ['URL']);"
         "print(shutil.disk_usage('/dev/shm').total, sorted(name for _, name in socket.if_nameindex()));"
-        "print(sum(word.isdigit() for word in os.listdir('/proc')), open('/etc/resolv.conf').readline().strip())"
+        "print(sum(word.isdigit() for word in os.listdir('/proc')), open('/etc/resolv.conf').readline().strip());"
+        "print(socket.gethostbyname(socket.gethostname()) == os.environ['POD_IP'])"
     )
     lab.apply([job("a", script)])
     assert lab.wait(10, "a") == "complete"
@@ -91,6 +92,7 @@ def test_a_pod_has_its_own_host_network_shm_and_processes(lab: Lab) -> None:
         f"1 a-0 http://{pod.address}:80/$(NONE)",
         f"{8 << 20} ['eth0', 'lo']",
         "1 nameserver 10.77.0.1",
+        "True",
     ]
 
 

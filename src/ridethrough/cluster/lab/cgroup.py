@@ -17,8 +17,8 @@ class MemoryCgroup:
     """Below our own cgroup. `limit_bytes` holds for all processes in it, memfds and /dev/shm included."""
 
     def __init__(self, name: str, limit_bytes: int) -> None:
-        self.unified = (_ROOT / "cgroup.controllers").exists()
-        self.path = _own_memory_cgroup(self.unified) / name
+        self.unified = _is_unified()
+        self.path = own_memory_cgroup() / name
         try:
             self.path.mkdir()
             if self.unified:
@@ -72,7 +72,13 @@ class MemoryCgroup:
         raise LabError(f"{self.path} cannot be removed")
 
 
-def _own_memory_cgroup(unified: bool) -> Path:
+def _is_unified() -> bool:
+    return (_ROOT / "cgroup.controllers").exists()
+
+
+def own_memory_cgroup() -> Path:
+    """Where this process's memory is counted. Raises LabError."""
+    unified = _is_unified()
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         number, controllers, path = line.split(":", 2)
         if unified and number == "0":

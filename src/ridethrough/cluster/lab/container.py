@@ -40,13 +40,15 @@ def enter(network: str) -> None:
 def main(path: str) -> None:
     with open(path, encoding="utf-8") as file:
         pod = json.load(file)
+    prctl = ctypes.CDLL(None).prctl
+    prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # a lab that is killed leaves no pod running
     enter(pod["network"])
     child = os.fork()
     if child:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         _, status = os.waitpid(child, 0)
         os._exit(128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status))
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     become(pod)
 
 
@@ -58,6 +60,7 @@ def become(pod: dict[str, Any]) -> None:
     mount("none", "/", None, _MS_REC | _MS_PRIVATE)
     mount("proc", "/proc", "proc", 0)
     mount(pod["etc"], "/etc", None, _MS_BIND)
+    mount(pod["hosts"], "/etc/hosts", None, _MS_BIND)
     for entry in pod["mounts"]:
         if entry["kind"] == "tmpfs":
             os.makedirs(entry["target"], exist_ok=True)

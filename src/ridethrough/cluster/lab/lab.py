@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import shutil
 import threading
@@ -21,12 +22,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ridethrough.cluster.kubelet import JobBackoff
-from ridethrough.cluster.lab.network import LabError, Switch
+from ridethrough.cluster.lab.cgroup import own_memory_cgroup
+from ridethrough.cluster.lab.network import LabError, Switch, ip
 from ridethrough.cluster.lab.pod import Pod, Volumes, private_etc, start
 from ridethrough.cluster.objects import Object
 from ridethrough.cluster.workloads import Workload, workloads
 
 _TICK_S = 0.02
+_NAME = "rtlab"
 
 
 def needs() -> str | None:
@@ -82,7 +85,8 @@ class Lab:
         why = needs()
         if why is not None:
             raise LabError(why)
-        self.name = f"rt{secrets.token_hex(3)}"
+        _sweep()
+        self.name = f"{_NAME}{os.getpid()}-{secrets.token_hex(2)}"
         self.folder = folder
         self.events: list[Event] = []
         self.jobs: dict[str, JobState] = {}
@@ -302,6 +306,21 @@ class Lab:
 
     def _event(self, what: str, pod: Pod) -> None:
         self.events.append(Event(time.monotonic(), what, pod.name))
+
+
+def _sweep() -> None:
+    """Removes what a lab that was killed has left: namespaces and, by now empty, cgroups."""
+    stale = re.compile(rf"{_NAME}(\d+)-")
+    spaces = Path("/var/run/netns")
+    for path in [*(spaces.iterdir() if spaces.is_dir() else []), *own_memory_cgroup().iterdir()]:
+        match = stale.match(path.name)
+        if match is None or Path(f"/proc/{match[1]}").exists():
+            continue
+        with contextlib.suppress(LabError, OSError):
+            if path.parent == spaces:
+                ip("netns", "del", path.name)
+            else:
+                path.rmdir()
 
 
 def _dns_name(pod: Pod) -> str:

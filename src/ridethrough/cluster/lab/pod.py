@@ -123,8 +123,12 @@ def start(
         switch.remove(namespace)
         raise
     environment = _environment(main, {"metadata.name": host, "status.podIP": address, "spec.nodeName": f"node-{index}"})
-    environment = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", **env, **environment}
+    path_variable = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {"PATH": path_variable, "JOB_COMPLETION_INDEX": str(index), **env, **environment}
+    hosts = folder / "hosts"  # as the kubelet writes it: a pod knows its own name without asking
+    hosts.write_text(f"127.0.0.1 localhost\n{address} {f'{host}.{load.subdomain} ' if load.subdomain else ''}{host}\n")
     description = {
+        "hosts": str(hosts),
         "network": f"/var/run/netns/{namespace}",
         "cgroup": str(cgroup.path),
         "etc": str(volumes.etc),

@@ -1,0 +1,79 @@
+"""The real launcher trains the reference job in the pod lab, and what befalls clusters befalls it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ridethrough.cluster.lab.compare import kubernetes_alone, spec
+from ridethrough.cluster.lab.lab import Lab, needs
+from ridethrough.cluster.render import render
+from ridethrough.cluster.validate import validate_objects, validate_spec
+from ridethrough.ledger.reading import read_events
+
+STEPS = 150
+
+
+def training(lab: Lab) -> Callable[[], int]:
+    def last() -> int:
+        return max((int(s) for pod in list(lab._pods) for s in re.findall(r"step (\d+)/", pod.log)), default=0)
+
+    return last
+
+
+def losses(lab: Lab) -> dict[int, set[str]]:
+    out: dict[int, set[str]] = {}
+    for pod in lab._pods:
+        for step, loss in re.findall(r"step (\d+)/\d+ loss (\S+)", pod.log):
+            out.setdefault(int(step), set()).add(loss)
+    return out
+
+
+def events(lab: Lab) -> list[dict[str, Any]]:
+    return list(read_events(lab.folder / "shared" / "runs" / "t"))
+
+
+def test_what_the_lab_runs_is_valid() -> None:
+    job = spec(STEPS, 20)
+    assert validate_spec(job).problems == []
+    alone = [p for p in validate_objects(kubernetes_alone(job)).problems if p.rule != "selectors"]
+    assert alone == []
+
+
+@pytest.mark.root
+@pytest.mark.ranks
+@pytest.mark.timeout(240)
+def test_b37_lost_pods_and_a_lost_coordinator_do_not_stop_training(tmp_path: Path) -> None:
+    why = needs()
+    if why is not None:
+        pytest.skip(why)
+    job = spec(STEPS, 20)
+    with Lab(tmp_path) as lab:
+        step = training(lab)
+        lab.switch.dns.hide("t-coordinator-0-0.t", 2.0)  # B35: the name comes late
+        lab.apply(render(job, token="0" * 64))
+        lab._until(lambda: step() >= 25, 90, "no step 25")
+
+        lab.kill("t-coordinator-0-0")
+        at = step()
+        lab._until(lambda: step() >= at + 10, 30, "training stopped with the coordinator")
+        lab.wait_running("t-coordinator-0-0", 30)
+
+        at = step()
+        worked = max(
+            (pod for pod in lab._pods if "trainer" in pod.host and "step " not in pod.log),
+            key=lambda pod: len(pod.cgroup.pids()),
+        )
+        lab.kill(worked.host)
+        lab._until(lambda: step() >= at + 10, 60, "training did not go on after a pod was lost")
+
+        assert lab.wait(120) == "complete"
+        assert step() == STEPS
+        # A step that was done twice has the same loss: the state was restored, not made up.
+        assert all(len(values) == 1 for values in losses(lab).values())
+        codes = [event["code"] for event in events(lab) if event["kind"] == "job_end"]
+        assert codes[-1:] == [0]
