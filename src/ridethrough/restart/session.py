@@ -103,8 +103,10 @@ class Session:
             self._report(error, run, stage)
         loaders.end_workers()
         self._error = _without_frames(error)
-        self._leave(run, stage, groups, place)
+        parts = [("unwound", time.monotonic_ns())]
+        self._leave(run, stage, groups, place, parts)
         why = gate.why_not(self._baseline, error, aborted=groups.aborted)
+        run.record("left", parts=[*parts, ("gate", time.monotonic_ns())])
         if why:
             self._ask_to_be_replaced(why)
         return False
@@ -217,16 +219,20 @@ class Session:
         self._monitor.cut(stage)
         run.record("leave", cause=told["cause"])
 
-    def _leave(self, run: Run, stage: Stage, groups: Groups, place: Place) -> None:
-        """Everything of the old generation goes: callbacks, snapshots, groups, meshes, garbage."""
+    def _leave(self, run: Run, stage: Stage, groups: Groups, place: Place, parts: list[tuple[str, int]]) -> None:
+        """Everything of the old generation goes: callbacks, snapshots, groups, meshes, garbage. `parts` gets the moment
+        at which each was gone."""
         stage.left.set()
         self._monitor.cut(stage)
+        parts.append(("cut", time.monotonic_ns()))
         run.leave()
         if "ridethrough.checkpoint.checkpointer" in sys.modules:
             checkpoint.abandon(place.generation)
         self._result = None
+        parts.append(("state", time.monotonic_ns()))
         groups.close()
         forget_compiled()
+        parts.append(("groups", time.monotonic_ns()))
 
     def _next(self, kinds: set[str]) -> dict[str, Any]:
         """The agent's next word. Waits as long as the agent lives: the monitor ends the process when it is gone."""
