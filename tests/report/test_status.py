@@ -106,7 +106,8 @@ def test_a_wall_clock_that_jumps_changes_nothing(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(JUMPS)
     command = [sys.executable, "-m", "ridethrough", "train", "--nproc-per-node", "2", "--steps", "40", "--quiet"]
     command += ["--checkpoint-every", "10", "--runs", str(tmp_path / "runs"), "--run-id", "job"]
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    paths = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     assert subprocess.run(command, env=environment, timeout=120, check=False, capture_output=True).returncode == 0
     ledger = read_run(tmp_path / "runs" / "job")
     headers = [e for e in ledger.events if e["kind"] == "header"]
