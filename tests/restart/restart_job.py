@@ -72,7 +72,7 @@ class Jobs:
     def __call__(
         self,
         script: str | Path = HERE / "trainee.py",
-        options: dict[str, Any] | None = None,
+        options: dict[str, Any] | str | None = None,
         *,
         ranks: int = 4,
         faults: list[str] | None = None,
@@ -109,5 +109,6 @@ class Jobs:
                 pytest.fail(f"the job did not end in {timeout_s} s:\n{out[-6000:]}")
         run = home / "runs" / "job"
         assert left_behind(mark) == []
-        assert [p.name for p in scratch.iterdir() if not p.name.startswith("torchinductor")] == []
+        left = [p.name for p in scratch.iterdir() if not p.name.startswith("torchinductor")]
+        assert left == [], left
         return Result(job.returncode, out, run, read(run))

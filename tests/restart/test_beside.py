@@ -100,12 +100,14 @@ def test_survivors_go_on_with_contiguous_ranks_if_they_may(beside: Beside) -> No
     assert sorted(t["seen"] for t in told) == [[[0, 3], [0, 2]], [[2, 3], [1, 2]]]
 
 
+@pytest.mark.campaign
 def test_the_job_ends_with_a_code_if_they_may_not(beside: Beside) -> None:
     codes, told, out = beside(srun(3), {"faults": {"1": ["kill", 1, 5]}})
     assert codes == [80, -9, 80], out
     assert told == []
 
 
+@pytest.mark.campaign
 def test_two_nodes_with_a_token(beside: Beside, tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("0123456789abcdef0123")

@@ -9,7 +9,7 @@ import pytest
 pytestmark = pytest.mark.ranks
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@pytest.mark.parametrize("kind", ["fsdp", pytest.param("ddp", marks=pytest.mark.campaign)])
 def test_exceptions_and_hangs_in_a_row_keep_every_process(jobs: Any, kind: str) -> None:
     faults = ["exception:0:12", "hang_loop:-1:18", "hang_lock:1:24", "hang_skip_collective:2:30", "exception:-1:36"]
     job = jobs(options={"kind": kind, "total": 40}, faults=faults)
@@ -21,7 +21,7 @@ def test_exceptions_and_hangs_in_a_row_keep_every_process(jobs: Any, kind: str) 
     assert {n["entries"] for n in job.notes().values()} == {6}
 
 
-@pytest.mark.parametrize("kind", ["hsdp", "mesh2d"])
+@pytest.mark.parametrize("kind", ["mesh2d", pytest.param("hsdp", marks=pytest.mark.campaign)])
 def test_meshes_with_sub_groups(jobs: Any, kind: str) -> None:
     """The guilty rank is found although each collective is on a group that only some ranks are in."""
     faults = ["hang_loop:2:12:backward", "exception:1:18", "hang_lock:0:24:optimizer", "hang_skip_collective:3:30"]

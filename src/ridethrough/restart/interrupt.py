@@ -3,19 +3,28 @@
 A signal's handler runs in the main thread between two bytecodes, sees the interrupted frame, and wakes the thread from
 a lock or a sleep. So it can look first: in the middle of an import, a compilation, a lock or our own code it returns
 without raising, and the monitor asks again a little later.
+
+A signal that comes while C code runs is handled at the next entry into a Python function. In a tight loop around a
+context manager of torch that is nearly always inside the manager, so asking again would hardly ever help. Then the
+frames below are traced instead, and the first jump back in one of their loops is the place: it never lies between a
+context manager's block and its exit.
 """
 
 from __future__ import annotations
 
+import dis
 import signal
+import sys
 import threading
 import time
 from types import FrameType
+from typing import Any
 
 from ridethrough.restart.exceptions import LeaveGeneration
 
 LEAVE_SIGNAL = signal.SIGRTMAX - 3
 _AGAIN_S = 0.25
+_BACKWARD = {code for name, code in dis.opmap.items() if "JUMP_BACKWARD" in name or name == "JUMP_ABSOLUTE"}
 _NOT_IN_FILES = (
     "<frozen importlib",
     "/importlib/",
@@ -59,6 +68,8 @@ class Interrupter:
         self._armed = True
 
     def disarm(self) -> None:
+        if sys.gettrace() is _no_trace:
+            sys.settrace(None)
         self._armed = False
         self._wanted = False
 
@@ -79,9 +90,34 @@ class Interrupter:
         if not (self._armed and self._wanted) or self._depth or time.monotonic() - self._raised_at < _AGAIN_S:
             return
         if not _harmless(frame):
+            self._wait_for_a_loop(frame)
             return
         self._raised_at = time.monotonic()
         raise LeaveGeneration("a fault ended this generation", interrupted=True)
+
+    def _wait_for_a_loop(self, frame: FrameType | None) -> None:
+        if sys.gettrace() is not None:
+            return  # a debugger, or ourselves
+        sys.settrace(_no_trace)
+        while frame is not None:
+            if not any(part in frame.f_code.co_filename for part in (*_NOT_IN_FILES, *_NOT_INNERMOST_IN)):
+                frame.f_trace, frame.f_trace_opcodes = self._trace, True
+            frame = frame.f_back
+
+    def _trace(self, frame: FrameType, event: str, arg: Any) -> Any:
+        if not (self._armed and self._wanted):
+            sys.settrace(None)
+            return None
+        at_jump = event == "opcode" and frame.f_code.co_code[frame.f_lasti] in _BACKWARD
+        if at_jump and not self._depth and _harmless(frame):
+            sys.settrace(None)
+            self._raised_at = time.monotonic()
+            raise LeaveGeneration("a fault ended this generation", interrupted=True)
+        return self._trace
+
+
+def _no_trace(frame: FrameType, event: str, arg: Any) -> None:
+    """New frames are not traced."""
 
 
 def _harmless(frame: FrameType | None) -> bool:

@@ -1,17 +1,20 @@
 """DataLoader workers belong to the generation that made them: they end with it, at once.
 
 Torch ends them when the iterator is freed, by asking each and waiting for it; a worker that is in the middle of a batch
-makes that take seconds. Here they are killed, after torch has been told not to take their death for a fault.
+makes that take seconds. Here they are asked together, and those that have not ended shortly after are killed, once
+torch has been told not to take their death for a fault.
 """
 
 from __future__ import annotations
 
 import contextlib
 import sys
+import time
 import weakref
 from typing import Any
 
-_JOIN_S = 0.5
+_ASKED_S = 0.2  # for all together: who is idle ends within milliseconds and cleans up behind itself
+_KILLED_S = 0.5
 _iterators: weakref.WeakSet[Any] = weakref.WeakSet()
 _owners: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 _hook_installed = False
@@ -44,13 +47,17 @@ def end_workers() -> int:
         if getattr(iterator, "_shutdown", True) and not any(w.is_alive() for w in workers):
             continue
         _forget(iterator)
+        end = time.monotonic() + _ASKED_S
+        for worker in workers:
+            _wait(worker, end - time.monotonic())
         for worker in workers:
             with contextlib.suppress(ValueError, AttributeError):
                 worker.kill()
                 count += 1
-        for worker in workers:
-            with contextlib.suppress(ValueError, AssertionError):
-                worker.join(_JOIN_S)
+            _wait(worker, _KILLED_S)
+        for queue in getattr(iterator, "_index_queues", []):
+            queue.cancel_join_thread()
+            queue.close()
         owner = _owners.get(iterator)
         loader = owner() if owner is not None else None
         if loader is not None and getattr(loader, "_iterator", None) is iterator:
@@ -71,5 +78,10 @@ def _forget(iterator: Any) -> None:
         signal_handling._remove_worker_pids(id(iterator))
         iterator._worker_pids_set = False
     for queue in getattr(iterator, "_index_queues", []):
-        queue.cancel_join_thread()
-        queue.close()
+        with contextlib.suppress(ValueError, OSError):
+            queue.put(None)
+
+
+def _wait(worker: Any, seconds: float) -> None:
+    with contextlib.suppress(ValueError, AssertionError, AttributeError):
+        worker.join(max(0.0, seconds))

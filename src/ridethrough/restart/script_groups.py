@@ -1,8 +1,10 @@
 """A script's own `init_process_group` under `rt.run`: the group is there already, so a compatible call just returns.
 
-`torch.distributed.init_process_group` is replaced once, when this module is imported; where the launcher forks
-workers that is before the script is. Outside a generation, and after the script has destroyed the group, the call does
-what it always did.
+Both `torch.distributed.init_process_group` and `destroy_process_group` are replaced once, when this module is imported;
+where the launcher forks workers that is before the script is. Outside a generation, and after the script has destroyed
+the group, a group is made as ever. A destroyed group is kept until the next is destroyed: what still refers to it, a
+DDP reducer above all, dead-locks on the GIL when it is freed after the group's threads (seen in 1 of 3 ends of a script
+that destroys the group and then lets go of its model).
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 make: Callable[..., None] = c10d.init_process_group
+unmake: Callable[..., None] = c10d.destroy_process_group
+_kept: list[Any] = []
 _ours: dict[str, Any] | None = None  # what the group that `rt.run` made is
 
 
@@ -54,12 +58,22 @@ def init_process_group(backend: str | None = None, *args: Any, **kwargs: Any) ->
     return None
 
 
+@functools.wraps(unmake)
+def destroy_process_group(group: Any = None) -> None:
+    """Destroys the group as torch does, but keeps a default group alive for those who still refer to it."""
+    if dist.is_initialized() and group in (None, c10d.GroupMember.WORLD):
+        _kept[:] = [c10d._get_default_group()]
+    unmake(group)
+
+
 def adopt(function: Callable[..., Any]) -> None:
     """Names that the script imported from torch before this module was there: in `__main__` and around `function`."""
     for names in (vars(sys.modules["__main__"]), getattr(function, "__globals__", {})):
         for name, value in list(names.items()):
             if value is make:
                 names[name] = init_process_group
+            elif value is unmake:
+                names[name] = destroy_process_group
 
 
 def _backends(text: str) -> set[str]:
@@ -69,3 +83,5 @@ def _backends(text: str) -> set[str]:
 
 c10d.init_process_group = init_process_group
 dist.init_process_group = init_process_group
+c10d.destroy_process_group = destroy_process_group
+dist.destroy_process_group = destroy_process_group
