@@ -18,6 +18,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import ridethrough
 from ridethrough.cluster import backends, naming, objects
 from ridethrough.cluster.lab.lab import Lab
 from ridethrough.cluster.lab.network import LabError
@@ -76,19 +77,22 @@ def kubernetes_alone(job: JobSpec) -> list[Object]:
         *job.script,
         *("--checkpoint-dir", f"{job.storage.mount}/checkpoints"),
     ]
-    return [objects.config_map(alone), objects.token_secret(alone, "0" * 64), service, trainer]
+    return [*objects.volumes(alone), objects.config_map(alone), objects.token_secret(alone, "0" * 64), service, trainer]
 
 
-def measure(
-    mechanism: str, fault: str, rep: int, *, env: dict[str, str], steps: int = 400, at_step: int = 35
-) -> Result:
+def same_package() -> dict[str, str]:
+    """Environment in which pods run the package that this process runs."""
+    return {"PYTHONPATH": str(Path(ridethrough.__file__).parents[1])}
+
+
+def measure(mechanism: str, fault: str, rep: int, *, steps: int = 400, at_step: int = 35) -> Result:
     """One fault to the pod that is not rank 0, in a lab of its own. Never raises for what the mechanism does wrong."""
     job = spec(steps, every=20)
     ours = mechanism == "ridethrough"
     rendered = render(job, token="0" * 64) if ours else kubernetes_alone(job)
     with (
         tempfile.TemporaryDirectory(prefix="ridethrough-lab-", dir="/var/tmp") as folder,
-        Lab(Path(folder), env=env) as lab,
+        Lab(Path(folder), env=same_package()) as lab,
     ):
         lab.apply(rendered)
         try:
@@ -155,15 +159,13 @@ def main() -> None:
     parser.add_argument("--reps", type=int, default=3)
     parser.add_argument("--mechanisms", default=",".join(MECHANISMS))
     parser.add_argument("--faults", default="kill")
-    parser.add_argument("--pythonpath", help="Put into the pods' environment: another checkout.")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    env = {"PYTHONPATH": options.pythonpath} if options.pythonpath else {}
     results = []
     for rep in range(options.reps):
         for mechanism in options.mechanisms.split(","):
             for fault in options.faults.split(","):
-                results.append(measure(mechanism, fault, rep, env=env))
+                results.append(measure(mechanism, fault, rep))
                 print(results[-1], file=sys.stderr, flush=True)
     if options.json:
         options.json.write_text(json.dumps([asdict(result) for result in results], indent=1) + "\n")

@@ -61,7 +61,10 @@ def become(pod: dict[str, Any]) -> None:
     mount("proc", "/proc", "proc", 0)
     mount(pod["etc"], "/etc", None, _MS_BIND)
     mount(pod["hosts"], "/etc/hosts", None, _MS_BIND)
-    for entry in pod["mounts"]:
+    # What would hide another mount's source comes last.
+    sources = [entry.get("source", "") for entry in pod["mounts"]]
+    hides = {e["target"]: any(s.startswith(f"{e['target']}/") for s in sources) for e in pod["mounts"]}
+    for entry in sorted(pod["mounts"], key=lambda entry: hides[entry["target"]]):
         if entry["kind"] == "tmpfs":
             os.makedirs(entry["target"], exist_ok=True)
             mount("tmpfs", entry["target"], "tmpfs", 0, f"size={entry['bytes']},mode=1777")

@@ -300,8 +300,9 @@ class Lab:
         while not good():
             if self._failed is not None:
                 raise LabError(f"the lab broke: {self._failed}") from self._failed
-            if time.monotonic() >= end:
-                raise LabError(f"{what} after {timeout_s:g} s\n{self.log()[-4000:]}")
+            results = {base: state.result for base, state in self.jobs.items()}
+            if time.monotonic() >= end or (results and None not in results.values() and not good()):
+                raise LabError(f"{what} after {timeout_s:g} s at most; results {results}\n{self.log()[-4000:]}")
             time.sleep(_TICK_S)
 
     def _event(self, what: str, pod: Pod) -> None:
