@@ -30,6 +30,7 @@ def run(
     timeout_s: float = 600.0,
     max_restarts: int = 100,
     min_world_size: int | None = None,
+    check: Callable[[], object] | None = None,
 ) -> _T:
     """Calls `train(run)` once per generation; returns what it returned in the generation that finished the job.
 
@@ -41,15 +42,17 @@ def run(
     off: `train` is called once.
 
     `process_group`: make the default process group before each call (gloo, and NCCL on GPUs; `timeout_s` is its
-    timeout) and destroy it after; with False the script does that itself. Raises what `train` raised if that ends the
-    job and no launcher reports it; SystemExit with the job's code if another rank's fault does.
+    timeout) and destroy it after; with False the script does that itself. `check`: a health check of your own, called
+    in a thread before a generation is entered again, for a second at most: if it raises, or returns False or a text,
+    this process is replaced. Raises what `train` raised if that ends the job and no launcher reports it; SystemExit with
+    the job's code if another rank's fault does.
     """
     agent = os.environ.get("RIDETHROUGH_AGENT", "")
     if agent == "none":
         return _once(train, process_group, timeout_s)
     if not agent:
         join(max_restarts=max_restarts, min_world_size=min_world_size)
-    return Session(process_group=process_group, timeout_s=timeout_s).loop(train)
+    return Session(process_group=process_group, timeout_s=timeout_s, check=check).loop(train)
 
 
 def restartable(train: Callable[[Run], _T]) -> Callable[[], _T]:

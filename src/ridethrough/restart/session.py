@@ -28,6 +28,7 @@ from ridethrough.restart.interrupt import Interrupter
 from ridethrough.restart.link import Link
 from ridethrough.restart.monitor import Monitor
 from ridethrough.restart.run_object import Run
+from ridethrough.restart.well import Wellness
 
 _T = TypeVar("_T")
 _REPLACE_ME = 71  # exit code of a process that must not enter again and that its agent did not kill in time
@@ -39,7 +40,7 @@ class Session:
     """Made by `rt.run` in the main thread. Owns the link, the heartbeat page and the monitor thread; they live as long
     as the process, because a finished rank may be called back until all have finished."""
 
-    def __init__(self, *, process_group: bool, timeout_s: float) -> None:
+    def __init__(self, *, process_group: bool, timeout_s: float, check: Callable[[], object] | None = None) -> None:
         self._process_group = process_group
         self._timeout_s = timeout_s
         run_dir = os.environ.get("RIDETHROUGH_RUN_DIR")
@@ -55,6 +56,7 @@ class Session:
         self._left_by = ""
         self._error: BaseException | None = None
         self._baseline = gate.baseline()
+        self._wellness = Wellness(self._run_dir, check)
         self._finished_a_step = False
         self._result: Any = None
 
@@ -105,7 +107,7 @@ class Session:
         self._error = _without_frames(error)
         parts = [("unwound", time.monotonic_ns())]
         self._leave(run, stage, groups, place, parts)
-        why = gate.why_not(self._baseline, error, aborted=groups.aborted)
+        why = gate.why_not(self._baseline, error, aborted=groups.aborted) or self._wellness.look(run.record)
         run.record("left", parts=[*parts, ("gate", time.monotonic_ns())])
         if why:
             self._ask_to_be_replaced(why)

@@ -1,0 +1,47 @@
+"""The health checks of one rank before it enters another generation, and which of them take its process out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from ridethrough.health import checks
+from ridethrough.health.gpu import GpuBaseline, gpu_baseline, gpu_checks
+
+# A new process has the same memory, disk and network: those are reported, and end the job only through what they break.
+_EVICTS = frozenset({"ecc", "nvlink", "recovery_action", "user"})
+
+
+class Wellness:
+    """Knows how the machine was at the start. Main thread; `look` takes a second at most."""
+
+    def __init__(self, run_dir: Path | None, users: Callable[[], object] | None) -> None:
+        self._run_dir, self._users = run_dir, users
+        self._links = checks.links_up()
+        self._gpu: GpuBaseline | None = None
+
+    def look(self, record: Callable[..., None]) -> str:
+        """Runs the checks and records each; returns why this process must be replaced, empty if it need not be."""
+        chosen: dict[str, checks.Check] = {"memory": checks.memory, "links": checks.links(self._links)}
+        if self._run_dir is not None:
+            chosen["disk"] = checks.disk(self._run_dir)
+        if self._users is not None:
+            chosen["user"] = checks.users_check(self._users)
+        if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            if self._gpu is None:
+                self._gpu = gpu_baseline(str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid))
+            chosen.update(gpu_checks(self._gpu))
+        why = []
+        for outcome in checks.run_checks(chosen):
+            record(
+                "health",
+                check=outcome.check,
+                status=outcome.status,
+                detail=outcome.detail,
+                seconds=round(outcome.seconds, 4),
+            )
+            if outcome.status == "FAIL" and outcome.check in _EVICTS:
+                why.append(f"check {outcome.check} failed: {outcome.detail}")
+        return "; ".join(why)
