@@ -198,6 +198,7 @@ def nvrx(args: argparse.Namespace) -> None:
         train(call_wrapper.iteration + 1, rank, device, args, range(1, args.steps + 1), call_wrapper.ping)
         dist.destroy_process_group()
 
+    entry.__annotations__ = {"call_wrapper": inprocess.CallWrapper}  # the wrapper looks for the type itself
     second = timedelta(seconds=1)
     inprocess.Wrapper(
         store_kwargs={"port": port + 1},

@@ -48,6 +48,7 @@ class Stage:
         self._stop_at: int | None = None
         self._step = 0
         self.left = threading.Event()
+        self.cut = threading.Event()  # the groups' abort has come to its end
 
     @property
     def over(self) -> bool:

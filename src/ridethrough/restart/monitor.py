@@ -15,6 +15,7 @@ from ridethrough.restart.groups import Groups
 from ridethrough.restart.interrupt import Interrupter
 from ridethrough.restart.link import Link
 
+_CUT_WAIT_S = 5.0  # beyond the limit of NCCL's abort
 _BEAT_S = 0.1
 _INTERRUPT_AFTER_S = 0.2
 _INTERRUPT_EVERY_S = 0.05
@@ -44,15 +45,22 @@ class Monitor:
             self._stage, self._groups, self._cut_at = stage, groups, None
 
     def cut(self, stage: Stage) -> None:
-        """Any thread: ends the generation on this rank; its peers see their connections close."""
+        """Any thread: ends the generation on this rank; its peers see their connections close. Returns when that is
+        done, whoever does it: groups that are destroyed while NCCL aborts them corrupt the heap."""
         with self._lock:
-            if stage is not self._stage or stage.over:
-                return
-            stage.end()
-            self._cut_at = time.monotonic()
+            mine = stage is self._stage and not stage.over
+            if mine:
+                stage.end()
+                self._cut_at = time.monotonic()
             groups = self._groups
-        if groups is not None:
-            groups.cut()
+        if not mine:
+            stage.cut.wait(_CUT_WAIT_S)
+            return
+        try:
+            if groups is not None:
+                groups.cut()
+        finally:
+            stage.cut.set()
 
     def _run(self) -> None:
         while True:
