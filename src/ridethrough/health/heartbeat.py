@@ -111,11 +111,12 @@ class HeartbeatPage:
         words[4] = now_ns
         words[3] = code
 
-    def step(self, step: int, now_ns: int, last_step_ns: int) -> None:
-        """A step begins; `last_step_ns` is how long the one before took, 0 if there was none in this generation."""
+    def step(self, step: int, now_ns: int, last_step_ns: int, *, learn: bool = True) -> None:
+        """A step begins; `last_step_ns` is how long the one before took, 0 if there was none in this generation. With
+        `learn` it tells how long steps take; a generation's first one does not, it warms up libraries."""
         words = self._words
         words[2], words[5], words[8] = step, now_ns, last_step_ns
-        if last_step_ns:
+        if last_step_ns and learn:
             words[_RECENT_AT + words[9] % _RECENT] = last_step_ns
             words[9] += 1
 

@@ -68,6 +68,7 @@ class Run:
         self._parts: list[tuple[str, int, int]] = []
         self._metrics: dict[str, Any] = {}
         self._in_loop = False
+        self._first = False
 
     # --- for the training function -----------------------------------------------------------------------------------
 
@@ -173,9 +174,10 @@ class Run:
 
     def _begin_step(self, step: int, begun_ns: int, last_ns: int) -> None:
         self.step = step
-        self._phase = "step" if last_ns else "first_step"
+        first_ended, self._first = self._first, not last_ns
+        self._phase = "first_step" if self._first else "step"
         if self._page is not None:
-            self._page.step(step, begun_ns, last_ns)
+            self._page.step(step, begun_ns, last_ns, learn=not first_ended)
             self._page.enter(self._phase, begun_ns)
         if self._observers:
             self.notify("step")
