@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import importlib.machinery
 import os
 import runpy
+import signal
 import sys
 import threading
 import traceback
@@ -20,14 +22,16 @@ def run_as_main(command: list[str]) -> NoReturn:
         _execute(command)
     except SystemExit as stop:
         code = _exit_code(stop)
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-        code = 1
+    except BaseException as error:
+        error.__traceback__ = _without_our_frames(error.__traceback__)
+        sys.excepthook(type(error), error, error.__traceback__)
+        code = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
     end_process(code)
 
 
 def end_process(code: int) -> NoReturn:
-    """What the interpreter does at its end, less the tear-down of modules, which takes a second with torch loaded."""
+    """What the interpreter does at its end, less the tear-down of modules, which takes a second with torch loaded. A
+    negative code is a signal to die of, as the interpreter does after Ctrl-C."""
     try:
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
@@ -38,7 +42,17 @@ def end_process(code: int) -> NoReturn:
             stream.flush()
         except (OSError, ValueError):
             continue
+    if code < 0:
+        signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
     os._exit(code)
+
+
+def _without_our_frames(trace: types.TracebackType | None) -> types.TracebackType | None:
+    """A traceback that begins where the program does."""
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    return trace
 
 
 def _execute(command: list[str]) -> None:
@@ -55,7 +69,9 @@ def _execute(command: list[str]) -> None:
     sys.path[0:0] = [os.path.dirname(os.path.realpath(path))]
     with open(path, "rb") as file:
         source = file.read()
+    path = os.path.abspath(path)
     main.__file__ = path
+    main.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
     main.__dict__["__cached__"] = None
     exec(compile(source, path, "exec"), main.__dict__)
 

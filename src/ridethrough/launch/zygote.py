@@ -19,6 +19,7 @@ import signal
 import socket
 import sys
 import time
+import warnings
 from typing import Any, NoReturn
 
 from ridethrough.generation.wire import Decoder, encode
@@ -67,13 +68,13 @@ def _prepare(modules: list[str]) -> dict[str, Any]:
             importlib.import_module(name)
         except Exception as error:
             failed[name] = f"{type(error).__name__}: {error}"
-        if not culprits and (_num_threads() > 1 or _devices()):
+        if not culprits and (_num_lasting_threads() > 1 or _devices()):
             culprits.append(name)
     gc.collect()
     gc.freeze()  # what is imported never becomes garbage: collections in the workers take microseconds
     return {
         "ready": True,
-        "num_threads": _num_threads(),
+        "num_threads": _num_lasting_threads(),
         "devices": _devices(),
         "culprit": "".join(culprits),
         "failed": failed,
@@ -138,10 +139,11 @@ def _become_worker(request: dict[str, Any], fds: list[int], agent: int) -> NoRet
     os.closerange(3, 65536)
     for sig in (signal.SIGINT, signal.SIGTERM):
         signal.signal(sig, signal.default_int_handler if sig == signal.SIGINT else signal.SIG_DFL)
-    sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    sys.stdin = open(0, encoding=sys.__stdin__.encoding, errors=sys.__stdin__.errors, closefd=False)  # noqa: SIM115
     for name, fd in (("stdout", 1), ("stderr", 2)):
         raw = io.FileIO(fd, "w", closefd=False)
-        stream = io.TextIOWrapper(raw, errors="backslashreplace", line_buffering=True, write_through=True)
+        own = getattr(sys, f"__{name}__")
+        stream = io.TextIOWrapper(raw, own.encoding, own.errors, line_buffering=True, write_through=True)
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
     os.environ.clear()
@@ -162,6 +164,24 @@ def _reseed() -> None:
 
 def _num_threads() -> int:
     return len(os.listdir("/proc/self/task"))
+
+
+def _num_lasting_threads() -> int:
+    """OpenBLAS starts threads when numpy is imported, ends them before each fork, and starts others when it has work.
+    So a fork shows which threads are of that kind; it takes milliseconds and happens only where there are some."""
+    if _num_threads() == 1:
+        return 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        probe = os.fork()
+    if probe == 0:
+        os._exit(0)
+    os.waitpid(probe, 0)
+    for _ in range(20):
+        if _num_threads() == 1:
+            break
+        time.sleep(0.002)
+    return _num_threads()
 
 
 def _devices() -> list[str]:
