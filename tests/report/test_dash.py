@@ -102,6 +102,13 @@ def test_bad_use(tmp_path: Path, root: Path) -> None:
         assert result.exit_code == 2 and len(result.stderr.splitlines()) == 1, args
 
 
+def test_without_its_extra_it_says_what_is_missing(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    result = CliRunner().invoke(app, ["dash", str(root)])
+    assert result.exit_code == 2
+    assert "ridethrough[report]" in result.stderr and len(result.stderr.splitlines()) == 1
+
+
 def test_a_run_is_sent_as_it_goes_on(serve, root: Path) -> None:
     run = create_run(root, run_id="live", config={"steps": 99}, command=[], schedule_hash=None)
     with Recorder(run.path, "agent") as agent:

@@ -131,3 +131,20 @@ def test_long_runs_stay_small(tmp_path: Path) -> None:
     steps = [step(n - 1, n, n, parts=(("data_wait", n - 1, n - 0.9),)) for n in range(1, 8001)]
     write(run.path, "h-worker-2", [event("enter", 0, generation=0, rank=0), *steps])
     assert write_report(run.path, plain=True).stat().st_size < 400_000
+
+
+def test_without_plotly_it_is_plain(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ridethrough.report.html.plotly_script", lambda: None)
+    html = write_report(run.path).read_text()
+    assert "<script" not in html and "<svg" in html
+    assert html == write_report(run.path, plain=True).read_text()
+
+
+def test_a_large_run_is_thinned(tmp_path: Path) -> None:
+    from large_run import Writer
+
+    path = Writer(tmp_path, ranks=40, steps=1500, incidents=60).write()
+    size = write_report(path, plain=True).stat().st_size
+    assert size < 2_000_000
+    page = Page((path / "report.html").read_text())
+    assert "The 60 slowest" not in page.text and "60, 60" in page.text

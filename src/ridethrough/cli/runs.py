@@ -38,7 +38,7 @@ def ls(
         print(f"no run in {index.root}" + (f" with tag {tag}" if tag else ""))
         return
     header = ["run", "created", "result", "steps", "goodput", "infra", "incidents", "tags"]
-    print_table(header, [_listed(run) for run in found[:limit]], whole=(0,))
+    _print_wide([header, *(_listed(run) for run in found[:limit])])
     for run in found[:limit]:
         if run["problem"]:
             print(f"{run['run_id']} can't be read: {run['problem']}")
@@ -217,6 +217,13 @@ def compact_command(
                 continue
             fail(f"{path} cannot be written ({error.strerror}): compacting needs the rights of the run's owner")
         print(f"{path.name}: {len(made)} blocks made")
+
+
+def _print_wide(rows: list[list[str]]) -> None:
+    """Aligned lines, whole whatever the terminal's width: one line per run, to read and to grep."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def _listed(run: dict[str, Any]) -> list[str]:

@@ -23,6 +23,8 @@ WIDTH = 1000
 _POINTS = 1200  # of a curve
 MAX_LANES = 128
 _MOST_BARS = 60
+_PIECES = 12_000  # of all lanes together
+_MARKS = 300
 
 
 def timeline(part: Partition, incidents: Sequence[Incident]) -> str:
@@ -36,7 +38,8 @@ def timeline(part: Partition, incidents: Sequence[Incident]) -> str:
         return left + (t_ns - part.start_ns) * scale
 
     out = []
-    for slot, lane in enumerate(lanes):
+    columns = max(100, _PIECES // max(1, len(lanes)))
+    for slot, lane in enumerate(lane.sampled(part.start_ns, columns) for lane in lanes):
         y = top + slot * (height + 3)
         out.append(
             f'<text class="axis" x="{left - 6}" y="{y + height * 0.75:.0f}" text-anchor="end">rank {slot}</text>'
@@ -48,7 +51,7 @@ def timeline(part: Partition, incidents: Sequence[Incident]) -> str:
                 f'<rect class="s-{state}" x="{x(t0):.2f}" y="{y}" width="{width:.2f}" height="{height}">'
                 f"<title>{tip}</title></rect>"
             )
-    for number, incident in enumerate(incidents, 1):
+    for number, incident in _marked(incidents):
         at = x(incident.fault_ns)
         tip = escape(f"incident {incident.id}: {incident.class_} of rank {incident.rank} at step {incident.step}")
         out.append(
@@ -57,6 +60,14 @@ def timeline(part: Partition, incidents: Sequence[Incident]) -> str:
         )
     out += _axis_x(left, WIDTH - 14, bottom + 4, 0, part.wall_ns / 1e9, " s")
     return _svg(bottom + 26, "Timeline of every rank by state", out)
+
+
+def _marked(incidents: Sequence[Incident]) -> list[tuple[int, Incident]]:
+    """Incidents with their numbers; of too many to draw the slowest."""
+    numbered = list(enumerate(incidents, 1))
+    if len(numbered) <= _MARKS:
+        return numbered
+    return sorted(sorted(numbered, key=lambda n: -sum(n[1].stages_s.values()))[:_MARKS], key=lambda n: n[0])
 
 
 def step_curves(past: History, incidents: Sequence[Incident]) -> str:
@@ -104,7 +115,7 @@ def _curve(
             if line:
                 path = " ".join(f"{x(s):.1f},{y(v):.1f}" for s, v in line)
                 out.append(f'<polyline class="{name}" points="{path}"/>')
-    for number, i in enumerate(incidents, 1):
+    for number, i in _marked(incidents):
         if i.resumed_at is None or i.steps_lost is None:
             continue
         back, at = x(i.resumed_at), x(i.resumed_at + i.steps_lost)
