@@ -129,7 +129,7 @@ class Lab:
         assert state.result is not None
         return state.result
 
-    def wait_running(self, host: str, timeout_s: float = 10.0) -> Pod:
+    def wait_running(self, host: str, timeout_s: float = 60.0) -> Pod:
         """The pod with this host name, once it runs."""
         self._until(lambda: self._find(host) is not None, timeout_s, f"{host} does not run")
         return self.pod(host)
