@@ -87,7 +87,7 @@ def test_a_pod_has_its_own_host_network_shm_and_processes(lab: Lab) -> None:
     )
     lab.apply([job("a", script)])
     assert lab.wait(60, "a") == "complete"
-    pod = lab._pods[0]
+    pod = lab.pods[0]
     assert pod.log.splitlines() == [
         f"1 a-0 http://{pod.address}:80/$(NONE)",
         f"{8 << 20} ['eth0', 'lo']",
@@ -109,17 +109,17 @@ def test_pods_find_each_other_by_name_even_when_the_name_comes_late(lab: Lab) ->
         "print(c.recv(10), misses > 0)\n"
     )
     lab.apply([job("a", server), job("b", client)])
-    lab._until(lambda: lab.switch.dns.asked.count("a-0.svc") > 2, 45, "nobody asks")
+    lab.until(lambda: lab.switch.dns.asked.count("a-0.svc") > 2, 45, "nobody asks")
     lab.switch.dns.hide("a-0.svc", 0.0)
     assert lab.wait(60, "b") == "complete"
-    assert lab._pods[1].log == "b'hello' True\n"
+    assert lab.pods[1].log == "b'hello' True\n"
 
 
 @root
 def test_too_much_memory_kills_the_pod(lab: Lab) -> None:
     lab.apply([job("a", "x = bytearray(200 << 20); print(len(x))", memory="100Mi", backoff_limit=0)])
     assert lab.wait(60, "a") == "BackoffLimitExceeded"
-    pod = lab._pods[0]
+    pod = lab.pods[0]
     assert pod.exit_code == 137 and pod.log == ""
 
 
@@ -128,7 +128,7 @@ def test_dev_shm_counts_as_memory_and_has_its_size(lab: Lab) -> None:
     script = "open('/dev/shm/x', 'wb').write(b'x' * (9 << 20))"
     lab.apply([job("a", script, backoff_limit=0)])
     assert lab.wait(60, "a") == "BackoffLimitExceeded"
-    assert "No space left on device" in lab._pods[0].log
+    assert "No space left on device" in lab.pods[0].log
 
 
 @root
@@ -139,7 +139,7 @@ def test_dev_shm_counts_as_memory_and_has_its_size(lab: Lab) -> None:
 def test_exit_codes_decide(lab: Lab, code: int, result: str, lives: int) -> None:
     lab.apply([job("a", f"raise SystemExit({code})", backoff_limit=2)])
     assert lab.wait(60, "a") == result
-    assert len(lab._pods) == lives
+    assert len(lab.pods) == lives
 
 
 @root
@@ -149,7 +149,7 @@ def test_preempted_pods_use_up_nothing(lab: Lab) -> None:
     )
     lab.apply([job("a", script, backoff_limit=0)])
     assert lab.wait(60, "a") == "complete"
-    assert [pod.exit_code for pod in lab._pods] == [82, 82, 82, 0]
+    assert [pod.exit_code for pod in lab.pods] == [82, 82, 82, 0]
     starts = [event.at for event in lab.events if event.what == "started"]
     ends = [event.at for event in lab.events if event.what.startswith("ended")]
     waits = [start - end for start, end in zip(starts[1:], ends, strict=False)]
@@ -168,7 +168,7 @@ def test_a_drained_pod_gets_its_grace_and_is_replaced_uncounted(lab: Lab) -> Non
     )
     lab.apply([job("a", script, backoff_limit=0)])
     pod = lab.wait_running("a-0")
-    lab._until(lambda: "ready" in pod.log, 45, "not ready")
+    lab.until(lambda: "ready" in pod.log, 45, "not ready")
     lab.drain("a-0")
     assert lab.wait(60, "a") == "complete"
     assert pod.log == "ready\nsaved\n" and pod.exit_code == 7
@@ -179,10 +179,10 @@ def test_who_ignores_sigterm_is_killed_after_the_grace(lab: Lab) -> None:
     script = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready'); time.sleep(60)"
     lab.apply([job("a", script, grace=1)])
     pod = lab.wait_running("a-0")
-    lab._until(lambda: "ready" in pod.log, 45, "not ready")
+    lab.until(lambda: "ready" in pod.log, 45, "not ready")
     began = time.monotonic()
     lab.drain("a-0")
-    lab._until(lambda: pod.exit_code is not None, 45, "not dead")
+    lab.until(lambda: pod.exit_code is not None, 45, "not dead")
     assert pod.exit_code == 137 and time.monotonic() - began >= 1
 
 
@@ -207,13 +207,13 @@ def test_a_lost_node_runs_on_cut_off_beside_its_successor(lab: Lab) -> None:
     lab.apply([job("a", script), job("b", asker)])
     old = lab.wait_running("a-0")
     asking = lab.wait_running("b-0")
-    lab._until(lambda: "0" in asking.log.split(), 45, "not asked")
+    lab.until(lambda: "0" in asking.log.split(), 45, "not asked")
     lab.lose_node("a-0", replaced_after_s=0.5)
-    lab._until(lambda: "1" in asking.log.split(), 45, "no successor")
+    lab.until(lambda: "1" in asking.log.split(), 45, "no successor")
     assert lab.pod("a-0").life == 1 and old.exit_code is None, "both run"
     beat = lab.folder / "shared" / "beat0"
     before = beat.read_text()
-    lab._until(lambda: beat.read_text() not in ("", before), 30, "the old pod has stopped")
+    lab.until(lambda: beat.read_text() not in ("", before), 30, "the old pod has stopped")
     words = asking.log.split()
     assert "0" not in words[words.index("1") :], "nobody reaches the old one"
     lab.heal(old)
@@ -226,10 +226,10 @@ def test_a_killed_pod_dies_with_its_whole_tree(lab: Lab) -> None:
     script = "import subprocess, time; subprocess.Popen(['sleep', '86399']); print('ready'); time.sleep(60)"
     lab.apply([job("a", script)])
     pod = lab.wait_running("a-0")
-    lab._until(lambda: "ready" in pod.log, 45, "not ready")
+    lab.until(lambda: "ready" in pod.log, 45, "not ready")
     assert len(pod.cgroup.pids()) >= 2
     lab.kill("a-0")
-    lab._until(lambda: pod.exit_code is not None, 45, "not dead")
+    lab.until(lambda: pod.exit_code is not None, 45, "not dead")
     assert pod.exit_code == 137 and pod.cgroup.pids() == []
     assert lab.wait_running("a-0").life == 1
 

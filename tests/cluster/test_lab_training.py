@@ -20,14 +20,14 @@ STEPS = 100
 
 def training(lab: Lab) -> Callable[[], int]:
     def last() -> int:
-        return max((int(s) for pod in list(lab._pods) for s in re.findall(r"step (\d+)/", pod.log)), default=0)
+        return max((int(s) for pod in list(lab.pods) for s in re.findall(r"step (\d+)/", pod.log)), default=0)
 
     return last
 
 
 def losses(lab: Lab) -> dict[int, set[str]]:
     out: dict[int, set[str]] = {}
-    for pod in lab._pods:
+    for pod in lab.pods:
         for step, loss in re.findall(r"step (\d+)/\d+ loss (\S+)", pod.log):
             out.setdefault(int(step), set()).add(loss)
     return out
@@ -55,20 +55,20 @@ def test_b37_lost_pods_and_a_lost_coordinator_do_not_stop_training(tmp_path: Pat
         step = training(lab)
         lab.switch.dns.hide("t-coordinator-0-0.t", 2.0)  # B35: the name comes late
         lab.apply(render(job, token="0" * 64))
-        lab._until(lambda: step() >= 25, 120, "no step 25")
+        lab.until(lambda: step() >= 25, 120, "no step 25")
 
         lab.kill("t-coordinator-0-0")
         at = step()
-        lab._until(lambda: step() >= at + 10, 60, "training stopped with the coordinator")
+        lab.until(lambda: step() >= at + 10, 60, "training stopped with the coordinator")
         lab.wait_running("t-coordinator-0-0", 60)
 
         at = step()
         worked = max(
-            (pod for pod in lab._pods if "trainer" in pod.host and "step " not in pod.log),
+            (pod for pod in lab.pods if "trainer" in pod.host and "step " not in pod.log),
             key=lambda pod: len(pod.cgroup.pids()),
         )
         lab.kill(worked.host)
-        lab._until(lambda: step() >= at + 10, 90, "training did not go on after a pod was lost")
+        lab.until(lambda: step() >= at + 10, 90, "training did not go on after a pod was lost")
 
         assert lab.wait(120) == "complete"
         assert step() == STEPS

@@ -8,7 +8,6 @@ from typing import Any
 
 from ridethrough.cluster import commands, monitoring, naming, pods
 from ridethrough.cluster.exit_rules import pod_failure_policy
-from ridethrough.cluster.quantity import parse_quantity
 from ridethrough.cluster.reading import import_yaml
 from ridethrough.cluster.spec import JobSpec
 from ridethrough.faults.schedule import Schedule, plan
@@ -207,8 +206,3 @@ def before_the_job(spec: JobSpec, token: str | None) -> list[Object]:
     if spec.data is not None:
         out.append(data_job(spec))
     return out
-
-
-def storage_bytes(spec: JobSpec) -> int:
-    """Size of the shared volume, bytes."""
-    return int(parse_quantity(spec.storage.fsx.size if spec.storage.fsx else spec.storage.size))

@@ -30,8 +30,3 @@ def parse_quantity(value: str | int | float) -> Fraction:
     if suffix in _DECIMAL:
         return number * Fraction(10) ** _DECIMAL[suffix]
     return number * Fraction(10) ** int(suffix[1:])
-
-
-def whole_gib(num_bytes: float) -> str:
-    """`num_bytes` rounded up to whole GiB, as a quantity: 3.2e9 -> "3Gi"."""
-    return f"{-(-int(num_bytes) // GIB)}Gi"

@@ -96,7 +96,7 @@ def measure(mechanism: str, fault: str, rep: int, *, steps: int = 400, at_step: 
     ):
         lab.apply(rendered)
         try:
-            lab._until(lambda: _last_step(lab) >= at_step, 90, f"no step {at_step}")
+            lab.until(lambda: _last_step(lab) >= at_step, 90, f"no step {at_step}")
             victim = _other_trainer(lab)
             began, before = time.monotonic(), _last_step(lab)
             if fault == "kill":
@@ -106,16 +106,16 @@ def measure(mechanism: str, fault: str, rep: int, *, steps: int = 400, at_step: 
             time.sleep(_IN_FLIGHT_S)
             before = max(before, _last_step(lab))
             seen = _lines(lab)
-            lab._until(lambda: _lines(lab) > seen, 240, "no new step")
+            lab.until(lambda: _lines(lab) > seen, 240, "no new step")
             took, first = time.monotonic() - began, _newest_step(lab)
-            return Result(mechanism, fault, rep, took, before + 1 - first, len(lab._pods), None)
+            return Result(mechanism, fault, rep, took, before + 1 - first, len(lab.pods), None)
         except LabError as error:
-            return Result(mechanism, fault, rep, None, None, len(lab._pods), str(error).splitlines()[0])
+            return Result(mechanism, fault, rep, None, None, len(lab.pods), str(error).splitlines()[0])
 
 
 def _other_trainer(lab: Lab) -> str:
     """A training pod that has not told a step: it is not rank 0, and not the standby, which has no worker yet."""
-    pods = [pod for pod in lab._pods if pod.exit_code is None and naming.TRAINER in pod.host]
+    pods = [pod for pod in lab.pods if pod.exit_code is None and naming.TRAINER in pod.host]
     silent = [pod for pod in pods if not _STEP.search(pod.log) and len(pod.cgroup.pids()) > 1]
     # The standby's zygote and keeper run too: who trains has used most CPU.
     return max(silent, key=lambda pod: _cpu_s(pod.cgroup.pids())).host
@@ -135,7 +135,7 @@ def _cpu_s(pids: list[int]) -> float:
 
 
 def _told(lab: Lab) -> list[int]:
-    return [int(step) for pod in list(lab._pods) for step in _STEP.findall(pod.log)]
+    return [int(step) for pod in list(lab.pods) for step in _STEP.findall(pod.log)]
 
 
 def _lines(lab: Lab) -> int:
@@ -148,7 +148,7 @@ def _last_step(lab: Lab) -> int:
 
 def _newest_step(lab: Lab) -> int:
     """The step that was told last, by the pod that told one last."""
-    telling = [pod for pod in lab._pods if _STEP.search(pod.log)]
+    telling = [pod for pod in lab.pods if _STEP.search(pod.log)]
     newest = max(telling, key=lambda pod: (pod.folder / "log").stat().st_mtime_ns)
     return int(_STEP.findall(newest.log)[-1])
 

@@ -92,7 +92,7 @@ class Lab:
         self.jobs: dict[str, JobState] = {}
         self._env = dict(env or {})
         self._wait_scale = wait_scale
-        self._pods: list[Pod] = []
+        self.pods: list[Pod] = []
         self._lost: list[Pod] = []
         self._lock = threading.RLock()
         self._stop = threading.Event()
@@ -125,13 +125,13 @@ class Lab:
     def wait(self, timeout_s: float, job: str | None = None) -> str:
         """The result of a Job, by the end of its name, else of the one whose pods join a coordinator."""
         state = self._job(job)
-        self._until(lambda: state.result is not None, timeout_s, f"{state.load.base} has not ended")
+        self.until(lambda: state.result is not None, timeout_s, f"{state.load.base} has not ended")
         assert state.result is not None
         return state.result
 
     def wait_running(self, host: str, timeout_s: float = 60.0) -> Pod:
         """The pod with this host name, once it runs."""
-        self._until(lambda: self._find(host) is not None, timeout_s, f"{host} does not run")
+        self.until(lambda: self._find(host) is not None, timeout_s, f"{host} does not run")
         return self.pod(host)
 
     def pod(self, host: str) -> Pod:
@@ -144,7 +144,7 @@ class Lab:
     def log(self) -> str:
         """The output of all pods, in the order of their starts."""
         with self._lock:
-            return "\n".join(f"== {pod.name}\n{pod.log}" for pod in self._pods)
+            return "\n".join(f"== {pod.name}\n{pod.log}" for pod in self.pods)
 
     # --- what befalls a cluster ---
 
@@ -233,7 +233,7 @@ class Lab:
             if state.result is None:
                 state.result = "ended with the set"
             for index in state.indices:
-                if index.pod is not None and index.pod._kill_at is None:
+                if index.pod is not None and not index.pod.ending:
                     index.pod.terminate()
 
     def _start(self, state: JobState, number: int, index: _Index) -> Pod:
@@ -245,11 +245,11 @@ class Lab:
             volumes=self._volumes,
             folder=self.folder / "pods" / f"{state.load.base}-{number}-{index.lives}",
             lab=self.name,
-            number=len(self._pods),
+            number=len(self.pods),
             env=self._env,
         )
         index.lives += 1
-        self._pods.append(pod)
+        self.pods.append(pod)
         self.switch.dns.set(_dns_name(pod), pod.address)
         self._event("started", pod)
         return pod
@@ -260,7 +260,7 @@ class Lab:
         """Nothing is left running, no namespace and no cgroup; logs and the volume stay."""
         self._stop.set()
         self._thread.join()
-        for pod in self._pods:
+        for pod in self.pods:
             with contextlib.suppress(LabError):
                 pod.remove(self.switch)
         self.switch.close()
@@ -295,7 +295,7 @@ class Lab:
                 return state
         raise LabError(f"no job {name or 'that trains'}: {', '.join(self.jobs)}")
 
-    def _until(self, good: Callable[[], bool], timeout_s: float, what: str) -> None:
+    def until(self, good: Callable[[], bool], timeout_s: float, what: str) -> None:
         end = time.monotonic() + timeout_s
         while not good():
             if self._failed is not None:

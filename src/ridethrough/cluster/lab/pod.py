@@ -61,6 +61,11 @@ class Pod:
         return f"{self.host}-{self.life}"
 
     @property
+    def ending(self) -> bool:
+        """Whether its grace runs."""
+        return self._kill_at is not None
+
+    @property
     def log(self) -> str:
         """What it has printed."""
         return (self.folder / "log").read_text(errors="replace")
