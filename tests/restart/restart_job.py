@@ -94,7 +94,7 @@ class Jobs:
             command += ["--fault-at", fault]
         command += [str(script)]
         if options is not None:
-            command += [json.dumps(options)]
+            command += [options if isinstance(options, str) else json.dumps(options)]
         mark = f"RESTART_TEST={home}"
         full_env = {**os.environ, "TMPDIR": str(scratch), "RESTART_TEST": str(home), "OMP_NUM_THREADS": "1"}
         full_env.update(env or {})

@@ -24,13 +24,12 @@ def cycle(jobs: Any, kind: str, cycles: int) -> tuple[Any, list[float]]:
     return job, out_ms
 
 
+FULL = pytest.mark.campaign
+
+
 @pytest.mark.parametrize(
     "kind, cycles",
-    [
-        ("ddp", 16),
-        pytest.param("ddp", 200, marks=pytest.mark.campaign),
-        pytest.param("fsdp", 200, marks=pytest.mark.campaign),
-    ],
+    [("ddp", 16), pytest.param("ddp", 200, marks=FULL), pytest.param("fsdp", 200, marks=FULL)],
 )
 def test_threads_descriptors_and_memory_stay(jobs: Any, kind: str, cycles: int) -> None:
     job, _ = cycle(jobs, kind, cycles)

@@ -157,7 +157,7 @@ _HEARTBEATS = """
 import os, sys, time
 import ridethrough as rt
 
-flag = sys.argv[1].strip('"')
+flag = sys.argv[1]
 for step in range(20):
     rt.heartbeat(step)
     time.sleep(0.05)

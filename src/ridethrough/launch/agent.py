@@ -79,7 +79,7 @@ class NodeAgent:
         self._keeper = KeeperProcess(self._folder / "keeper.sock", run)
         self._base_env = base_env
         self._evidence = Evidence(run.incidents_dir, self.name, self._workers)
-        self._watch = Watch(config.policy, self.node, self._workers, report, recorder.emit, self._take_evidence)
+        self._watch = Watch(config.policy, self.node, self._workers, report, recorder.emit, self._take_stacks)
         self._memory = MemoryGuard(self._workers, self._end_starved)
         self._early = EarlySight(self._workers, self._dying)
         self._cores: list[set[int]] = []
@@ -190,6 +190,9 @@ class NodeAgent:
         elif isinstance(action, m.Inspect):
             situations = self._watch.situations()
             self._report(m.Inspected(node=self.node, generation=action.generation, situations=situations))
+
+    def _take_stacks(self, generation: int) -> None:
+        self._evidence.take(self._plan.epoch if self._plan is not None else 0, generation, stacks=True)
 
     def _take_evidence(self, generation: int) -> None:
         self._evidence.take(self._plan.epoch if self._plan is not None else 0, generation)

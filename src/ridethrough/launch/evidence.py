@@ -33,8 +33,9 @@ class Evidence:
         self._workers = workers
         self._taken: set[int] = set()
 
-    def take(self, epoch: int, generation: int) -> None:
-        """Asks every worker of the generation for its stacks, once, and notes where it is."""
+    def take(self, epoch: int, generation: int, *, stacks: bool = False) -> None:
+        """Notes where every worker of the generation is, once. `stacks`: asks for them too; only where the workers stand
+        still: `faulthandler` reads the frames of threads that may be running (a worker in 800 died of it)."""
         if generation in self._taken:
             return
         self._taken.add(generation)
@@ -44,6 +45,8 @@ class Evidence:
             if worker.writer is None or worker.generation != generation or worker.pidfd < 0:
                 continue
             where[str(worker.rank)] = _where(worker)
+            if not stacks:
+                continue
             with contextlib.suppress(OSError):
                 signal.pidfd_send_signal(worker.pidfd, STACK_SIGNAL)
                 asked.append((worker.rank, stacks_path(worker.page.path)))

@@ -292,7 +292,7 @@ class Sidecar:
             self._processes,
             lambda event: self._post(members[0], event),
             self._recorder.emit,
-            lambda generation: self._evidence.take(self._epoch, generation),
+            lambda generation: self._evidence.take(self._epoch, generation, stacks=True),
         )
         self._tasks.append(asyncio.ensure_future(self._watch.loop()))
         for member in members:

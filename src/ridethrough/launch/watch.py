@@ -15,6 +15,7 @@ from ridethrough.launch import linux
 from ridethrough.launch.workers import WorkerProcess
 
 _PERIOD_S = 0.1
+_STACKS_S = 0.05
 _SUSPECT_AGAIN_S = 1.0  # nobody was guilty (a peer was saving, say): ask again after this time
 
 
@@ -102,7 +103,8 @@ class Watch:
         self._accused.update(fresh)
         if not self._observe:
             self._before_report(self._generation)
-            self._report_hang(verdict)
+            # The stacks are being written: nothing may move meanwhile.
+            asyncio.get_running_loop().call_later(_STACKS_S, self._report_hang, verdict, self._generation)
 
     def left(self, rank: int, left_by: str) -> None:
         """A rank has left the generation. One that was held for hung and came to a safe point by itself was not."""
@@ -134,7 +136,9 @@ class Watch:
             if rank in holders
         }
 
-    def _report_hang(self, verdict: Verdict) -> None:
+    def _report_hang(self, verdict: Verdict, generation: int) -> None:
+        if generation != self._generation:
+            return
         self._report(
             m.HangSuspected(
                 node=self._node,

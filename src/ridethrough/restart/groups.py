@@ -138,13 +138,17 @@ class Groups:
 
     def cut(self) -> None:
         """Frees whoever is blocked in a collective or in the store, here and on the peers. Any thread, repeatable."""
+        self.cut_connections()
+        if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            self.aborted = _abort_nccl()
+
+    def cut_connections(self) -> None:
+        """The part of `cut` that may be repeated until the main thread is out. Any thread."""
         with self._lock:
             self._cut = True
             loops = [*self._loops, *(gloo_loops(self._opening) if self._opening is not None else [])]
             others = [*self._others, *self._store_sockets]
         shut_down([*connections(loops), *others])
-        if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            self.aborted = _abort_nccl()
 
     def close(self) -> None:
         """Destroys every group after a cut and forgets whatever keeps the old mesh alive. Main thread."""

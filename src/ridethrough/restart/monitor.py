@@ -97,6 +97,10 @@ class Monitor:
             self._page.collectives(groups.collectives())
 
     def _push(self) -> None:
-        """The main thread has not left by itself: interrupt it, again and again; the agent ends what does not help."""
+        """The main thread has not left by itself: cut what it may still wait for and interrupt it, again and again; the
+        agent ends what does not help."""
+        groups = self._groups
+        if groups is not None:
+            groups.cut_connections()
         if self._cut_at is not None and time.monotonic() - self._cut_at >= _INTERRUPT_AFTER_S:
             self._interrupter.fire()

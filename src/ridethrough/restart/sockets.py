@@ -77,13 +77,15 @@ def gloo_loops(before: set[int]) -> list[GlooLoop]:
 
 
 def connections(loops: Iterable[GlooLoop]) -> list[TcpSocket]:
-    """The connections that the loops watch now; a loop whose descriptor has become something else has none."""
-    found: list[TcpSocket] = []
-    sockets = tcp_sockets()
+    """The connections that the loops watch now (ports left out); a loop whose descriptor has become something else has
+    none. Does not ask for the table of all connections: a read of it may miss some while others come and go."""
+    found = []
     for loop in loops:
         watched = _watched(loop.fd)
         if loop.listener in watched:
-            found += [sockets[i] for i in watched if i in sockets and not sockets[i].listening]
+            for inode, fd in watched.items():
+                if inode != loop.listener and _link(fd) == f"socket:[{inode}]":
+                    found.append(TcpSocket(inode, fd, 0, 0, False))
     return found
 
 
@@ -120,11 +122,18 @@ def _descriptors() -> list[tuple[int, str]]:
     return found
 
 
-def _watched(epoll: int) -> set[int]:
-    """Inodes that an epoll instance watches: lines `tfd: 16 events: 19 data: ... ino:11894 sdev:9`, ino in hex."""
+def _link(fd: int) -> str:
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    except OSError:
+        return ""
+
+
+def _watched(epoll: int) -> dict[int, int]:
+    """Inode -> descriptor of what an epoll instance watches: lines `tfd: 16 events: 19 data: ... ino:11894 sdev:9`, ino in hex."""
     try:
         with open(f"/proc/self/fdinfo/{epoll}") as file:
             lines = [line for line in file if line.startswith("tfd:")]
     except OSError:
-        return set()
-    return {int(line.rpartition("ino:")[2].split()[0], 16) for line in lines if "ino:" in line}
+        return {}
+    return {int(line.rpartition("ino:")[2].split()[0], 16): int(line.split()[1]) for line in lines if "ino:" in line}

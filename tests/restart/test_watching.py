@@ -1,0 +1,137 @@
+"""What watching costs, and that it stays quiet: a healthy job is left alone, whatever the machine does to it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from restart_job import HERE, left_behind, read
+
+from ridethrough.health.heartbeat import HeartbeatPage
+from ridethrough.ledger.recorder import Recorder
+from ridethrough.restart.generation import Place, Stage
+from ridethrough.restart.run_object import Run
+
+STEPS = 3000
+PHASES = ("data", "forward", "backward", "optimizer")
+
+
+def test_a_step_costs_far_less_than_half_a_per_cent(tmp_path: Path) -> None:
+    """CPU seconds of the added code per step, with four phases, the page and the ledger; a step of 0.5 s may cost
+    2.5 ms."""
+    (tmp_path / "events").mkdir()
+    place = Place(0, 1, 0, 0, 1, 1, 0, "127.0.0.1", 0, "", 0, {})
+    page = HeartbeatPage(tmp_path / "page", create=True)
+    recorder = Recorder(tmp_path, "worker")
+    run = Run(place, torch.device("cpu"), Stage(1), run_dir=tmp_path, recorder=recorder, page=page, interrupter=None)
+    begun_s = time.process_time()
+    for _ in run.steps(0, STEPS):
+        for name in PHASES:
+            with run.phase(name):
+                pass
+        run.log(loss=1.0)
+    added_s = (time.process_time() - begun_s) / STEPS
+    print(f"watching: {added_s * 1e6:.1f} us of CPU per step, {added_s / 0.5:.4%} of a step of 0.5 s")
+    assert added_s < 0.0025 / 2
+
+
+@pytest.mark.ranks
+@pytest.mark.campaign
+def test_agent_and_workers_stopped_together_give_no_restart(tmp_path: Path) -> None:
+    mark = f"RESTART_TEST={tmp_path}"
+    options = '{"kind": "ddp", "total": 400, "step_s": 0.02}'
+    command = [sys.executable, "-m", "ridethrough", "run", "--nproc-per-node", "2", "--runs", str(tmp_path / "runs")]
+    command += ["--run-id", "job", str(HERE / "trainee.py"), options]
+    job = subprocess.Popen(command, env={**os.environ, "RESTART_TEST": str(tmp_path), "OMP_NUM_THREADS": "1"})
+    run = tmp_path / "runs" / "job"
+    end = time.monotonic() + 60
+    while time.monotonic() < end and not any(e["kind"] == "step" and e["step"] > 100 for e in read(run)):
+        time.sleep(0.2)
+    pids = [int(p) for p in os.listdir("/proc") if p.isdigit() and _marked(p, mark)]
+    assert len(pids) >= 4
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(10)
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
+    assert job.wait(100) == 0
+    events = read(run)
+    assert [e for e in events if e["kind"] in ("incident", "verdict")] == []
+    longest_ms = max(e["t1_ns"] - e["t0_ns"] for e in events if e["kind"] == "step") / 1e6
+    assert longest_ms > 9_000
+    assert left_behind(mark) == []
+
+
+def _marked(pid: str, mark: str) -> bool:
+    try:
+        return mark.encode() in Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return False
+
+
+_SOAK = """
+import os, subprocess, sys, time
+import torch, torch.distributed as dist
+import ridethrough as rt
+
+END = time.monotonic() + float(sys.argv[1])
+
+def train(run):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Tanh(), torch.nn.Linear(64, 1))
+    model = torch.compile(torch.nn.parallel.DistributedDataParallel(model), backend="aot_eager")
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    state = rt.State(model=model, optimizer=optimizer)
+    checkpointer = rt.Checkpointer(os.path.join(str(run.run_dir), "checkpoints"), state, every=40)
+    more = torch.ones(1)
+    for step in run.steps(checkpointer.load(), 1_000_000):
+        with run.phase("data"):
+            time.sleep(8.0 if step % 97 == 0 and run.rank == 1 else 0.0)
+            x = torch.randn(32, 64)
+        with run.phase("forward"):
+            time.sleep(20.0 if step == 1 and run.rank == 0 else 0.1)
+            loss = model(x).pow(2).mean()
+        with run.phase("backward"):
+            loss.backward()
+        with run.phase("optimizer"):
+            optimizer.step()
+            optimizer.zero_grad()
+        if step % 50 == 0:
+            with run.phase("eval"), torch.no_grad():
+                time.sleep(6.0)
+        if step % 131 == 0:
+            with run.phase("save"):  # storage that stands still for longer than a step may
+                time.sleep(10.0 if run.rank == 0 else 0.0)
+        more.fill_(float(time.monotonic() < END))
+        dist.all_reduce(more, dist.ReduceOp.MIN)
+        if more.item() == 0:
+            break
+    checkpointer.close()
+
+rt.run(train)
+"""
+
+
+@pytest.mark.ranks
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_half_an_hour_without_a_false_alarm(jobs: Any, tmp_path: Path) -> None:
+    """Evaluation, saves, slow data, compilation and a first step of 20 s, on a machine that is busy."""
+    minutes = float(os.environ.get("SOAK_MINUTES", "30"))
+    script = tmp_path / "soak.py"
+    script.write_text(_SOAK)
+    burner = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        job = jobs(script, str(60 * minutes), ranks=4, timeout_s=60 * minutes + 300)
+    finally:
+        burner.kill()
+        burner.wait()
+    assert job.code == 0, job.out
+    assert job.of("verdict") == [] and job.incidents == []
