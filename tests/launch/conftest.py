@@ -8,11 +8,18 @@ from typing import Any
 
 import pytest
 
-_spec = importlib.util.spec_from_file_location("launch_job", Path(__file__).parent / "job.py")
-assert _spec is not None and _spec.loader is not None
-launch_job: Any = importlib.util.module_from_spec(_spec)
-sys.modules["launch_job"] = launch_job
-_spec.loader.exec_module(launch_job)
+
+def _load(name: str, file: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+launch_job = _load("launch_job", "job.py")
+_load("launch_namespaces", "namespaces.py")
 
 
 @pytest.fixture

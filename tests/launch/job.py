@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,11 +62,13 @@ class Job:
         for pid in self.alive():
             os.kill(pid, signal.SIGKILL)
 
-    def start(self, *args: str, name: str = "agent", env: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
-        """`ridethrough ARGS`; output to <name>.log."""
+    def start(
+        self, *args: str, name: str = "agent", env: dict[str, str] | None = None, before: Sequence[str] = ()
+    ) -> subprocess.Popen[bytes]:
+        """`ridethrough ARGS`, behind the words in `before`; output to <name>.log."""
         log = open(self.folder / f"{name}.log", "ab")  # noqa: SIM115
         process = subprocess.Popen(
-            [sys.executable, "-m", "ridethrough", *args],
+            [*before, sys.executable, "-m", "ridethrough", *args],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

@@ -74,7 +74,7 @@ class NodeAgent:
         self._slots: dict[int, WorkerProcess] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._store = StoreHost(address, config.master_port)
-        base_env = worker_environment(config, run, self._folder, self._job)
+        base_env = worker_environment(config, run, self._folder, self._job, address)
         self._forker = Forker(job_mark=self._mark, folder=str(self._folder), preload=config.preload, env=base_env)
         self._keeper = KeeperProcess(self._folder / "keeper.sock", run)
         self._base_env = base_env

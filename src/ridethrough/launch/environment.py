@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import signal
+import socket
 from pathlib import Path
+
+import psutil
 
 from ridethrough.generation import messages as m
 from ridethrough.launch.config import LaunchConfig
@@ -14,13 +18,17 @@ from ridethrough.ledger.rundir import RunDir
 _NCCL = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0"}
 
 
-def worker_environment(config: LaunchConfig, run: RunDir, folder: Path, job: str) -> dict[str, str]:
-    """The launcher's own environment, ours, and what the user asked for; ranks come later, per worker."""
+def worker_environment(config: LaunchConfig, run: RunDir, folder: Path, job: str, address: str) -> dict[str, str]:
+    """The launcher's own environment, ours, and what the user asked for; ranks come later, per worker. `address` is
+    this node's, by which its peers reach it."""
     env = {k: v for k, v in os.environ.items() if not k.startswith("RIDETHROUGH_TOKEN")}
     for name, value in _NCCL.items():
         env.setdefault(name, value)
     if config.num_workers > 1:
         env.setdefault("OMP_NUM_THREADS", "1")
+    interface = _interface_of(address) if config.max_nodes > 1 else ""
+    if interface:  # else gloo looks its own host name up, and takes the loopback where that is not resolvable
+        env.setdefault("GLOO_SOCKET_IFNAME", interface)
     env.update(
         RIDETHROUGH_RUN_DIR=str(run.path),
         RIDETHROUGH_AGENT=str(folder / "agent.sock"),
@@ -33,6 +41,18 @@ def worker_environment(config: LaunchConfig, run: RunDir, folder: Path, job: str
     )
     env.update(config.env)
     return env
+
+
+def _interface_of(address: str) -> str:
+    """The network interface with this address; empty for the loopback and for an address of nobody here."""
+    try:
+        numeric = socket.getaddrinfo(address, None)[0][4][0]
+    except OSError:
+        return ""
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(found.address.partition("%")[0] == numeric for found in addresses):
+            return "" if ipaddress.ip_address(numeric).is_loopback else name
+    return ""
 
 
 def rank_environment(config: LaunchConfig, spawn: m.Spawn) -> dict[str, str]:

@@ -139,7 +139,9 @@ def _become_worker(request: dict[str, Any], fds: list[int], agent: int) -> NoRet
     os.closerange(3, 65536)
     for sig in (signal.SIGINT, signal.SIGTERM):
         signal.signal(sig, signal.default_int_handler if sig == signal.SIGINT else signal.SIG_DFL)
-    sys.stdin = open(0, encoding=sys.__stdin__.encoding, errors=sys.__stdin__.errors, closefd=False)  # noqa: SIM115
+    stdin = sys.__stdin__
+    if stdin is not None:
+        sys.stdin = open(0, encoding=stdin.encoding, errors=stdin.errors, closefd=False)  # noqa: SIM115
     for name, fd in (("stdout", 1), ("stderr", 2)):
         raw = io.FileIO(fd, "w", closefd=False)
         own = getattr(sys, f"__{name}__")
