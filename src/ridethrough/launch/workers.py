@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import time
 from dataclasses import dataclass, field
@@ -13,6 +14,8 @@ from ridethrough.generation.faults import FaultClass, FaultReport
 from ridethrough.generation.membership import WorkerState
 from ridethrough.health.heartbeat import HeartbeatPage, Reading
 from ridethrough.launch.logs import WorkerLog
+
+_RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
 
 
 @dataclass
@@ -99,6 +102,7 @@ def death_report(worker: WorkerProcess, status: int, *, oom: bool, node: str) ->
 
 def last_error(tail: list[str]) -> str:
     """The last line of the last traceback in a program's output, with its place: `ValueError: lr=-1 (train.py:12)`."""
+    tail = [_RANK_PREFIX.sub("", line) for line in tail]  # torch puts it before every line
     starts = [i for i, line in enumerate(tail) if line.startswith("Traceback (most recent call last)")]
     if not starts:
         return ""
