@@ -177,6 +177,7 @@ class NodeAgent:
         elif isinstance(action, m.Enter):
             self._enter(action)
         elif isinstance(action, m.Leave):
+            self._watch.generation_ends()
             self._take_evidence(action.generation)
             self._broadcast({"t": "leave", "generation": action.generation, "why": action.why})
         elif isinstance(action, m.Kill):

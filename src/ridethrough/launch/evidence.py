@@ -34,8 +34,8 @@ class Evidence:
         self._taken: set[int] = set()
 
     def take(self, epoch: int, generation: int, *, stacks: bool = False) -> None:
-        """Notes where every worker of the generation is, once. `stacks`: asks for them too; only where the workers stand
-        still: `faulthandler` reads the frames of threads that may be running (a worker in 800 died of it)."""
+        """Notes where every worker of the generation is, once. `stacks`: asks for them too; only where the workers
+        stand still: `faulthandler` reads the frames of threads that may be running (a worker in 800 died of it)."""
         if generation in self._taken:
             return
         self._taken.add(generation)

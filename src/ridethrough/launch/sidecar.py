@@ -180,6 +180,8 @@ class Sidecar:
         elif isinstance(action, m.Enter):
             self._enter(member, action)
         elif isinstance(action, m.Leave):
+            if self._watch is not None:
+                self._watch.generation_ends()
             self._evidence.take(self._epoch, action.generation)
             self._tell(member, {"t": "leave", "generation": action.generation, "why": action.why})
         elif isinstance(action, m.Kill):

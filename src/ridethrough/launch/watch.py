@@ -44,11 +44,13 @@ class Watch:
         self._told_step = 0
         self._suspected_s = 0.0
         self._accused: set[int] = set()
+        self._over = False
 
     def generation_begins(self, generation: int, world_size: int) -> None:
         self._generation = generation
         self.judge.plan_changed(world_size)
         self._told_step = 0
+        self._over = False
         self._accused.clear()
 
     def silent(self) -> list[tuple[WorkerProcess, float]]:
@@ -89,7 +91,7 @@ class Watch:
         if self._observe and self._accused and verdict is None:
             self._accused.clear()  # they moved on
             self.judge.exonerate()
-        if verdict is not None and time.monotonic() - self._suspected_s > _SUSPECT_AGAIN_S:
+        if verdict is not None and not self._over and time.monotonic() - self._suspected_s > _SUSPECT_AGAIN_S:
             self._suspected_s = time.monotonic()
             self._verdict(verdict)
 
@@ -105,6 +107,10 @@ class Watch:
             self._before_report(self._generation)
             # The stacks are being written: nothing may move meanwhile.
             asyncio.get_running_loop().call_later(_STACKS_S, self._report_hang, verdict, self._generation)
+
+    def generation_ends(self) -> None:
+        """Ranks are on their way out: nobody is judged until the next generation begins."""
+        self._over = True
 
     def left(self, rank: int, left_by: str) -> None:
         """A rank has left the generation. One that was held for hung and came to a safe point by itself was not."""

@@ -44,8 +44,8 @@ def run(
     `process_group`: make the default process group before each call (gloo, and NCCL on GPUs; `timeout_s` is its
     timeout) and destroy it after; with False the script does that itself. `check`: a health check of your own, called
     in a thread before a generation is entered again, for a second at most: if it raises, or returns False or a text,
-    this process is replaced. Raises what `train` raised if that ends the job and no launcher reports it; SystemExit with
-    the job's code if another rank's fault does.
+    this process is replaced. Raises what `train` raised if that ends the job and no launcher reports it; SystemExit
+    with the job's code if another rank's fault does.
     """
     agent = os.environ.get("RIDETHROUGH_AGENT", "")
     if agent == "none":

@@ -130,7 +130,7 @@ def _link(fd: int) -> str:
 
 
 def _watched(epoll: int) -> dict[int, int]:
-    """Inode -> descriptor of what an epoll instance watches: lines `tfd: 16 events: 19 data: ... ino:11894 sdev:9`, ino in hex."""
+    """Inode -> descriptor of what an epoll instance watches: lines `tfd: 16 events: 19 ... ino:11894 sdev:9`, in hex."""
     try:
         with open(f"/proc/self/fdinfo/{epoll}") as file:
             lines = [line for line in file if line.startswith("tfd:")]
