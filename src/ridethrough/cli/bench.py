@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ridethrough.cli.bench_checkpoint import checkpoint
 from ridethrough.cli.json_option import STANDARD_OUTPUT, JsonCommand, JsonOption, write_json
 from ridethrough.cli.usage import fail, usage_errors
 
@@ -20,6 +21,8 @@ _DEFAULT_MECHANISMS = "ridethrough,ridethrough-process,torchrun,restart-job"
 def root() -> None:
     """Measure: recovery from faults and the cost of checkpoints, beside every peer, in one run on one machine."""
 
+
+app.command(cls=JsonCommand)(checkpoint)
 
 PeerEnv = Annotated[
     list[str] | None,
@@ -85,8 +88,8 @@ def recovery(
     if mechanisms == "list":
         print_table(["mechanism", "what it is"], [[name, row.about] for name, row in MECHANISMS.items()])
         return
-    names = _chosen("--mechanisms", mechanisms, MECHANISMS)
-    kinds = _chosen("--faults", faults, FAULTS)
+    names = chosen("--mechanisms", mechanisms, MECHANISMS)
+    kinds = chosen("--faults", faults, FAULTS)
     size = WorkloadSize(
         world_size=ranks,
         steps=steps,
@@ -102,7 +105,7 @@ def recovery(
     at = None if fault_at == "drawn" else _step_and_rank(fault_at, steps, ranks)
     with usage_errors(ScheduleError):
         schedule = fault_schedule(kinds, reps, seed, size, at)
-    matrix = Matrix(names, kinds, reps, schedule, size, _peers(peer_env), limit, keep)
+    matrix = Matrix(names, kinds, reps, schedule, size, peers(peer_env), limit, keep)
     _tell(f"schedule hash {schedule.hash}, clock factor of kubernetes-pods {clock_factor:g}")
     result = run_matrix(matrix, _tell)
     result["table"] = recovery_table(result["results"])
@@ -147,7 +150,8 @@ def _median(spread: dict[str, Any] | None) -> str:
     return f"{spread['median']:.2f}" if spread else "-"
 
 
-def _chosen(flag: str, text: str, known: Any) -> list[str]:
+def chosen(flag: str, text: str, known: Any) -> list[str]:
+    """The names in a list of an option; exits with 2 on one that is unknown."""
     if text == "all":
         return list(known)
     names = [word.strip() for word in text.split(",") if word.strip()]
@@ -166,7 +170,8 @@ def _step_and_rank(text: str, steps: int, ranks: int) -> tuple[int, int]:
     return int(step), int(rank)
 
 
-def _peers(entries: list[str] | None) -> dict[str, Path]:
+def peers(entries: list[str] | None) -> dict[str, Path]:
+    """What `--peer-env` says, by name."""
     known = ("nvrx", "torchft", "torchrun")
     out = {}
     for entry in entries or []:
