@@ -18,6 +18,7 @@ import pytest
 
 import ridethrough.checkpoint as rc
 from ridethrough.checkpoint import client, layout, wire
+from ridethrough.checkpoint.arena import POOL
 
 HERE = Path(__file__).parent
 
@@ -43,7 +44,9 @@ def own_keeper(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
     yield start
     for one in made:
-        one._pending.clear()  # nothing is to be handed to a new keeper
+        for submission in one._pending.values():  # nothing is to be handed to a new keeper
+            POOL.release(submission.arena.id, submission.serial)
+        one._pending.clear()
         if one.process is not None:
             one.process.kill()
             one.process.wait()

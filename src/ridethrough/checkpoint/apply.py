@@ -15,7 +15,7 @@ import torch
 
 from ridethrough.checkpoint.errors import StateMismatch
 from ridethrough.checkpoint.plan import chunk_of
-from ridethrough.checkpoint.restore import Index, Reader, Wanted, load_value
+from ridethrough.checkpoint.restore import Index, Wanted, load_value
 from ridethrough.checkpoint.state import RNG, State, local_of, set_rng_state
 
 
@@ -29,7 +29,7 @@ def load_into(
     """
     _make_optimizer_state(state, index)
     live = state.tensors()
-    reader = Reader(index, rank, world_size)
+    reader = index.reader(rank, world_size)
     wanted_keys: set[str] = set()
     missing: list[str] = []
     for named in live:

@@ -16,18 +16,20 @@ from typing import Any
 
 import torch
 
+from ridethrough.checkpoint import marks
 from ridethrough.checkpoint.errors import CheckpointError
 
 _names = iter(range(1, 1 << 62))
 
 
 class Arena:
-    """`nbytes` of shared memory at `address`. `primed` is the layout whose constant bytes are in place;
-    `filled` says of which version the contents are (None while a snapshot is being copied into it)."""
+    """`nbytes` of shared memory at `address`, the last page of them for marks. `primed` is the layout whose constant
+    bytes are in place; `serial` counts the snapshots made in it, and is what the marks hold."""
 
     def __init__(self, nbytes: int) -> None:
         self.id = f"{os.getpid()}-{next(_names)}"
         self.nbytes = nbytes
+        self.serial = 0
         self.fd = os.memfd_create(f"ridethrough-{self.id}", os.MFD_CLOEXEC)
         try:
             os.ftruncate(self.fd, nbytes)
@@ -38,8 +40,8 @@ class Arena:
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.map))
         self.busy = False
         self.primed = ""
+        self.views: dict[Any, torch.Tensor] = {}  # places of tensors, made once
         self.sent_to = -1  # serial of the keeper connection that has it
-        self.filled: tuple[int, int, int, str] | None = None  # epoch, generation, step, layout hash
         self.pinned = False  # registered with CUDA
         self.pin_asked = False
 
@@ -51,6 +53,7 @@ class Arena:
         if self.pinned:
             cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
             cudart.cudaHostUnregister(self.address)
+        self.views.clear()
         os.close(self.fd)
         self.fd = -1
 
@@ -64,15 +67,14 @@ class Pool:
         self.dropped: list[str] = []  # ids that the keeper should forget
 
     def acquire(self, nbytes: int, limit: int) -> Arena | None:
-        """A free arena of at least `nbytes`, marked busy; None when `limit` of them are busy. Raises
+        """A free arena for `nbytes` and its marks, marked busy; None when `limit` of them are busy. Raises
         CheckpointError when the memory for a new one is not there."""
-        nbytes = max(nbytes, mmap.PAGESIZE)
+        nbytes += marks.MARK_BYTES
         with self._lock:
             fits = [a for a in self._arenas.values() if not a.busy and nbytes <= a.nbytes <= max(4 * nbytes, 1 << 20)]
             if fits:
                 best = min(fits, key=lambda a: (not a.pinned, a.nbytes))
-                best.busy, best.filled = True, None
-                return best
+                return _begun(best)
             for arena in [a for a in self._arenas.values() if not a.busy]:
                 del self._arenas[arena.id]
                 self.dropped.append(arena.id)
@@ -84,9 +86,8 @@ class Pool:
                 arena = Arena(nbytes)
             except OSError as error:
                 raise CheckpointError(f"no memory for a snapshot of {nbytes} bytes: {error}") from error
-            arena.busy = True
             self._arenas[arena.id] = arena
-            return arena
+            return _begun(arena)
 
     def reserve(self, nbytes: int, count: int) -> list[Arena]:
         """Make arenas ahead of need, so that `count` of this size are there; returns those that are free."""
@@ -95,11 +96,16 @@ class Pool:
             arena.busy = False
         return taken
 
-    def release(self, arena_id: str) -> None:
+    def release(self, arena_id: str, serial: int) -> None:
+        """Snapshot `serial` in the arena is not needed any more; a later one that has begun there stays."""
         with self._lock:
             arena = self._arenas.get(arena_id)
-            if arena is not None:
+            if arena is not None and arena.serial == serial:
                 arena.busy = False
+
+    def get(self, arena_id: str) -> Arena | None:
+        with self._lock:
+            return self._arenas.get(arena_id)
 
     def bytes_held(self) -> int:
         with self._lock:
@@ -113,6 +119,13 @@ class Pool:
         with self._lock:
             gone, self.dropped = self.dropped, []
             return gone
+
+
+def _begun(arena: Arena) -> Arena:
+    arena.busy = True
+    arena.serial += 1
+    marks.begin(arena.map, arena.serial)
+    return arena
 
 
 def available_bytes() -> tuple[int, str]:

@@ -105,6 +105,15 @@ class Group:
             gone += [s for s in rest if s.sequence != best and not s.durable]
         return self._drop(gone)
 
+    def roll_back(self, step: int) -> list[Snapshot]:
+        """A later generation has resumed at `step`: what lies above it is not to be committed. Returns what was dropped
+        from the queue; one being written is told to give up."""
+        above = [s for s in self.snapshots.values() if s.step > step]
+        for snapshot in above:
+            if snapshot.state == WRITING:
+                snapshot.give_up = f"rolled back to step {step}"
+        return self._drop([s for s in above if s.state == QUEUED])
+
     def finish(self, snapshot: Snapshot) -> None:
         snapshot.state = DONE
         self.snapshots.pop(snapshot.sequence, None)

@@ -14,7 +14,6 @@ docs/checkpoints.md.
 from __future__ import annotations
 
 import os
-import tempfile
 import threading
 import time
 import warnings
@@ -23,17 +22,18 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
-from ridethrough.checkpoint import apply, recording, timeline
-from ridethrough.checkpoint.client import KeeperClient, any_client, client_for
+from ridethrough.checkpoint import recording, timeline
+from ridethrough.checkpoint.budget import slots_for, state_bytes
+from ridethrough.checkpoint.client import any_client
 from ridethrough.checkpoint.copier import COPIER
 from ridethrough.checkpoint.dcpindex_torch import trusted
 from ridethrough.checkpoint.errors import CheckpointError, CheckpointTimeout
 from ridethrough.checkpoint.figures import Figures, LoadReport, Stopwatch
 from ridethrough.checkpoint.layout import Lineage
-from ridethrough.checkpoint.peers import Peers, host_identity
+from ridethrough.checkpoint.loading import Limits, claim, load
+from ridethrough.checkpoint.meeting import Meeting
 from ridethrough.checkpoint.recording import Emit
-from ridethrough.checkpoint.restore import Index
-from ridethrough.checkpoint.snapshot import Snapshotter
+from ridethrough.checkpoint.snapshot import Snapshotter, Wish
 from ridethrough.checkpoint.state import State
 from ridethrough.checkpoint.ticket import COMMITTED, FAILED, STAGED, SUPERSEDED, Ticket
 
@@ -57,7 +57,11 @@ class Checkpointer:
     mode: "async" hides the copy behind the next forward and backward; "sync" blocks until committed; files
       are identical.
     on_error: what the next call does about a save that failed: "raise" CheckpointError, or "warn" and go on.
-    slots: snapshots in host memory at once (each as large as this rank's share of the state).
+    memory: hold a snapshot of every step ("auto") or of every so many (a number) in the keeper's memory, where it
+      survives this process, and load from there after a fault; "auto" is "off" without `ridethrough run`, and with
+      mode="sync".
+    slots: snapshots in host memory at once (each as large as this rank's share of the state); None: as many as
+      `memory` needs.
     allow_missing, allow_extra: key patterns that may differ at load. allow_fresh: start at 0 when every
       checkpoint is damaged.
     Raises CheckpointError when root cannot be written.
@@ -73,13 +77,15 @@ class Checkpointer:
         keep_every: int | None = None,
         mode: Literal["async", "sync"] = "async",
         on_error: Literal["raise", "warn"] = "raise",
-        slots: int = 3,
+        memory: Literal["auto", "off"] | int = "auto",
+        slots: int | None = None,
         allow_missing: Iterable[str] = (),
         allow_extra: Iterable[str] = (),
         allow_fresh: bool = False,
         agree_timeout_s: float = 120.0,
         drain_timeout_s: float = 10.0,
         commit_timeout_s: float = 600.0,
+        storage_timeout_s: float = 60.0,
         recorder: Emit | None = None,
     ) -> None:
         if every is not None and every < 1:
@@ -89,26 +95,35 @@ class Checkpointer:
         self.root = Path(root).absolute()
         self.state = state
         self.every, self.keep, self.keep_every = every, keep, keep_every
-        self.mode, self.on_error, self.slots = mode, on_error, slots
+        if memory not in ("auto", "off") and (not isinstance(memory, int) or memory < 1):
+            raise CheckpointError(f'memory={memory!r}: "auto", "off", or a number of steps from 1 on')
+        self.mode, self.on_error = mode, on_error
         self.allow_missing, self.allow_extra, self.allow_fresh = tuple(allow_missing), tuple(allow_extra), allow_fresh
-        self.agree_timeout_s, self.drain_timeout_s = agree_timeout_s, drain_timeout_s
+        self.limits = Limits(agree_timeout_s, drain_timeout_s, storage_timeout_s)
         self.commit_timeout_s = commit_timeout_s
+        launched = "RIDETHROUGH_KEEPER" in os.environ and mode == "async"
+        self.memory_every = memory if isinstance(memory, int) else int(memory == "auto" and launched)
+        self.memory_explicit = isinstance(memory, int)
+        self.slots = slots
         self.generation = int(os.environ.get("RIDETHROUGH_GENERATION", "0"))
         self.figures = Figures()
         self.lineage: Lineage | None = None
         self._recorder = recorder
-        self._peers: Peers | None = None
-        self._client: KeeperClient | None = None
-        self._local_ranks: list[int] = [0]
+        self._meeting: Meeting | None = None
+        self._claim_later: dict[str, Any] | None = None
         self._snapshotter: Snapshotter | None = None
         self._tickets: list[Ticket] = []
         self._errors: list[str] = []
         self._sequence = 0
         self._skipped: int | None = None
+        self._last_step = 0
+        self._due = False  # a save had to wait for the optimizer's step
+        self._last_durable = -1
         self._prepares = any(p.is_cuda for m in state.modules.values() for p in m.parameters())
         self._closed = False
         self._lock = threading.Lock()
-        timeline.check_root(self.root)
+        if not (self.memory_every and self.generation > 1):  # a recovery from memory touches no storage
+            timeline.check_root(self.root)
         _live.add(self)
 
     # -- the user's calls ---------------------------------------------------------------------------------------------
@@ -122,42 +137,42 @@ class Checkpointer:
         """
         began = time.monotonic()
         self._hand_over()
-        peers, client = self._connect()
-        client.ask(
-            {"op": "drain", "root": str(self.root), "timeout_s": self.drain_timeout_s}, self.drain_timeout_s + 5.0
+        meeting = self._meet()
+        self._plan_memory(meeting)
+        loaded = load(
+            self.root,
+            self.state,
+            meeting,
+            memory=self.memory_every > 0,
+            missing_ok=self.allow_missing,
+            extra_ok=self.allow_extra,
+            allow_fresh=self.allow_fresh,
+            limits=self.limits,
         )
-        peers.gather("drained", True)
-
-        def fill(index: Index) -> tuple[list[str], list[str], list[str]]:
-            return apply.load_into(
-                self.state, index, peers.rank, peers.world_size, self.allow_missing, self.allow_extra
-            )
-
-        attempt, result, rejected = timeline.choose_and_load(self.root, peers, fill, self.allow_fresh)
-        step = attempt.step if attempt else 0
-        self._claim(step, attempt.path.name if attempt else None)
-        missing, extra, notes = result or ([], [], [])
+        self.lineage, self._claim_later = loaded.lineage, loaded.claim
         report = LoadReport(
-            step,
-            "storage" if attempt else "fresh",
-            str(attempt.path) if attempt else None,
-            rejected,
+            loaded.step,
+            loaded.tier,
+            loaded.source,
+            loaded.rejected,
             self,
-            missing,
-            extra,
-            notes,
+            loaded.missing,
+            loaded.extra,
+            loaded.notes,
         )
-        if peers.rank == 0:
-            for path, reason in rejected:
+        if self.memory_every:
+            self._ready()
+        if meeting.peers.rank == 0:
+            for path, reason in loaded.rejected:
                 if "no COMMIT" not in reason:
                     warnings.warn(f"checkpoint {path} not used: {reason}", stacklevel=2)
         self._report(
             "load",
-            step=step,
+            step=report.step,
             tier=report.tier,
             source=report.source,
             seconds=time.monotonic() - began,
-            rejected=rejected,
+            rejected=report.rejected,
         )
         return report
 
@@ -166,17 +181,23 @@ class Checkpointer:
 
         Raises CheckpointError for an earlier save that failed (on_error="raise")."""
         self._check()
+        self._last_step = step
         self._skipped = None
+        settled = True
         if self._snapshotter is not None:
             with self._stall():
-                self._snapshotter.boundary()
-        if self.every is None:
+                settled = self._snapshotter.boundary()
+        self._due |= self.every is not None and step % self.every == 0
+        if not settled:
             return None
-        if step % self.every:
-            if self._prepares and self.lineage is not None:
-                self._ready().prepare()
-            return None
-        return self._save(step, durable=False)
+        if self._due:
+            self._due = False
+            return self._save(step, durable=False)
+        if self.memory_every and step % self.memory_every == 0:
+            self._remember(step)
+        elif self._prepares and self.lineage is not None and self.every is not None:
+            self._ready().prepare()
+        return None
 
     def save(self, step: int, durable: bool = True) -> Ticket:
         """Save now the state after `step` finished steps. A durable save is never superseded and may wait for
@@ -214,6 +235,8 @@ class Checkpointer:
                     raise
                 except CheckpointError:
                     pass  # in self._errors
+            if self.memory_every and self._meeting is not None and self._last_durable >= self._last_step:
+                self._meeting.client.tell({"op": "forget", "root": str(self.root)})  # it is all in storage
         finally:
             self._let_go()
         self._check(closing=True)
@@ -229,11 +252,23 @@ class Checkpointer:
             self._let_go()
 
     # -- underneath -------------------------------------------------------------------------------------------------
+    def _remember(self, step: int) -> None:
+        """A snapshot for the memory tier alone."""
+        if self.lineage is None:
+            return
+        self._sequence += 1
+        ticket = Ticket(step, False, self._settle, in_memory=True)
+        with self._stall():
+            self._ready().start(Wish(step, self._sequence, ticket))
+
     def _save(self, step: int, durable: bool) -> Ticket:
-        self._connect()
-        lineage = self.lineage or self._claim(None, None)
+        meeting = self._meet()
+        if self.lineage is None:
+            self.lineage = claim(self.root, meeting, None, None, self.limits.storage_timeout_s)
+        lineage = self.lineage
         snapshotter = self._ready()
         self._sequence += 1
+        self._last_durable = step if durable else self._last_durable
         self._tickets = [t for t in self._tickets if not t.done]
         ticket = Ticket(step, durable, self._settle)
         self._tickets.append(ticket)
@@ -241,7 +276,7 @@ class Checkpointer:
         began = time.monotonic_ns()
         with self._stall():
             attempt = lineage.attempt(self._sequence)
-            snapshotter.start(step, self._sequence, attempt, durable, ticket, synchronous=self.mode == "sync")
+            snapshotter.start(Wish(step, self._sequence, ticket, attempt, durable, self.mode == "sync"))
             self._skipped = step if ticket.state == SUPERSEDED else None
             if self.mode == "sync":
                 ticket.committed(self.commit_timeout_s)
@@ -260,32 +295,56 @@ class Checkpointer:
         if self._snapshotter is not None and threading.current_thread() is threading.main_thread():
             self._snapshotter.settle()
 
+    def _plan_memory(self, meeting: Meeting) -> None:
+        """Whether there is room for the memory tier, alike on all ranks."""
+        if not self.memory_every:
+            self.slots = self.slots or 3
+            return
+        slots, said = slots_for(state_bytes(self.state), len(meeting.local_ranks), self.memory_explicit)
+        least = min(meeting.peers.gather("slots", slots))
+        if said and meeting.speaks:
+            warnings.warn(said, stacklevel=4)
+        self.memory_every = self.memory_every if least else 0
+        self.slots = self.slots or max(least, 3)
+
     def _ready(self) -> Snapshotter:
         if self._snapshotter is None:
-            assert self._peers is not None and self._client is not None and self.lineage is not None
-            base = {
-                "op": "stage",
+            assert self._meeting is not None and self.lineage is not None
+            meeting, lineage = self._meeting, self.lineage
+            group = {
+                "op": "group",
                 "root": str(self.root),
-                "lineage": self.lineage.attempt(0),
-                "rank": self._peers.rank,
-                "world_size": self._peers.world_size,
-                "local_ranks": self._local_ranks,
+                "lineage": lineage.attempt(0),
+                "epoch": lineage.epoch,
+                "generation": lineage.generation,
+                "rank": meeting.peers.rank,
+                "world_size": meeting.peers.world_size,
+                "local_ranks": meeting.local_ranks,
                 "options": {
-                    "epoch": self.lineage.epoch,
-                    "generation": self.lineage.generation,
-                    "nonce": self.lineage.nonce,
+                    "epoch": lineage.epoch,
+                    "generation": lineage.generation,
+                    "nonce": lineage.nonce,
                     "keep": self.keep,
                     "keep_every": self.keep_every,
                     "commit_timeout_s": self.commit_timeout_s,
                     "metadata_by_torch": not trusted(),
+                    "memory": self.memory_every > 0,
+                    "claim": self._claim_later,
                 },
             }
-            self._snapshotter = Snapshotter(self.state, self._peers, self._client, base, self.slots, self._event)
+            self._snapshotter = Snapshotter(
+                self.state, meeting.peers, meeting.client, group, self.slots or 3, self._event, self.memory_every > 0
+            )
         return self._snapshotter
 
     def _event(self, ticket: Ticket, event: dict[str, Any]) -> None:
         """A snapshot has come further. Called on the copy thread, or on the keeper's reader thread."""
         kind, figures = event["ev"], self.figures
+        if ticket.in_memory and kind != "failed":
+            ticket.advance(STAGED if kind == "held" else SUPERSEDED)
+            figures.held += kind == "held"
+            figures.not_held += kind != "held"
+            return
         with self._lock:
             if kind == "staged":
                 figures.staged += 1
@@ -335,51 +394,18 @@ class Checkpointer:
             raise CheckpointError(text)
         warnings.warn(text, stacklevel=3)
 
-    def _connect(self) -> tuple[Peers, KeeperClient]:
-        """Meet the other ranks: who shares this node, and where its keeper listens. Once per checkpointer."""
-        if self._peers is None or self._client is None:
-            peers = Peers(self.agree_timeout_s)
-            agent = os.environ.get("RIDETHROUGH_KEEPER")
-            known = any_client()
-            path = agent or (str(known.path) if known else None)
-            nodes = peers.gather("nodes", [host_identity(), path])
-            mine = nodes[peers.rank][0]
-            self._local_ranks = [r for r, (host, _path) in enumerate(nodes) if host == mine]
-            first = self._local_ranks[0]
-            shared = next((p for h, p in nodes if h == mine and p), None)
-            if shared is None:
-                if peers.rank == first:
-                    shared = str(Path(tempfile.mkdtemp(prefix="ridethrough-")) / "keeper.sock")
-                    client_for(Path(shared), owned=True).connect()
-                    peers.publish(f"keeper/{first}", shared)
-                else:
-                    shared = peers.read(f"keeper/{first}")
-            self._client = client_for(Path(shared), owned=agent is None)
-            self._client.connect()
-            self._peers = peers
-        return self._peers, self._client
-
-    def _claim(self, resumed_from: int | None, base: str | None) -> Lineage:
-        peers, _client = self._connect()
-        value: Any = None
-        if peers.rank == 0:
-            try:
-                lineage = timeline.claim(self.root, resumed_from, base, peers.world_size)
-                value = [lineage.epoch, lineage.generation, lineage.nonce]
-            except CheckpointError as error:
-                value = str(error)
-        value = peers.from_rank0("lineage", value)
-        if isinstance(value, str):
-            raise CheckpointError(value)
-        self.lineage = Lineage(*value)
-        return self.lineage
+    def _meet(self) -> Meeting:
+        """Meet the other ranks. Once per checkpointer."""
+        if self._meeting is None:
+            self._meeting = Meeting(self.limits.agree_timeout_s)
+        return self._meeting
 
     def _let_go(self) -> None:
         self._closed = True
         if self._snapshotter is not None:
             self._snapshotter.close()
         self._snapshotter = None
-        self._peers = None
+        self._meeting = None
         self.state = State(rng=False)
         _live.discard(self)
 

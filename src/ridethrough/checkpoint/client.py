@@ -26,18 +26,26 @@ Handler = Callable[[dict[str, Any]], None]
 CONNECT_LIMIT_S = 10.0
 MAX_RESTARTS = 5
 HAND_OVER_ATTEMPTS = 20
+HOLD_WAIT_S = 0.05
 _serials = iter(range(1, 1 << 62))  # of connections, over all keepers
 
 
 @dataclass
 class Submission:
-    """A staged snapshot as the keeper gets it. `message` is complete but for what depends on the connection."""
+    """A landed snapshot as the keeper gets it: `group` and `message` say what it is, `persist` is there once it has
+    passed its fence and is wanted in storage. `final`: its ticket knows how it ended, or there is none."""
 
+    group: dict[str, Any]
     message: dict[str, Any]
     arena: Arena
+    serial: int
     entries: list[dict[str, Any]]
     tail: bytes
     handler: Handler
+    persist: dict[str, Any] | None = None
+    final: bool = False
+    freed: bool = False
+    sent_to: int = -1  # serial of the connection that it was sent on
 
     @property
     def key(self) -> tuple[str, str, int]:
@@ -48,6 +56,7 @@ class Submission:
 class _Wait:
     done: threading.Event = field(default_factory=threading.Event)
     reply: dict[str, Any] = field(default_factory=dict)
+    fds: list[int] = field(default_factory=list)
 
 
 class KeeperClient:
@@ -62,8 +71,9 @@ class KeeperClient:
         self.process: subprocess.Popen[bytes] | None = None
         self._sock: socket.socket | None = None
         self._lock = threading.RLock()
-        self._layouts: set[str] = set()
+        self._known: set[str] = set()  # layouts and groups that this connection's keeper has
         self._pending: dict[tuple[str, str, int], Submission] = {}
+        self._late: list[Submission] = []
         self._waits: dict[int, _Wait] = {}
         self._numbers = iter(range(1, 1 << 62))
 
@@ -88,7 +98,7 @@ class KeeperClient:
                 time.sleep(0.01)
             self._sock = sock
             self.serial = next(_serials)
-            self._layouts.clear()
+            self._known.clear()
             threading.Thread(target=self._read, args=(sock, self.serial), name="rt-keeper-io", daemon=True).start()
 
     def _try(self) -> socket.socket | None:
@@ -123,19 +133,44 @@ class KeeperClient:
         return f": {text.splitlines()[-1]}" if text else ""
 
     # -- sending ----------------------------------------------------------------------------------------------------
-    def stage(self, submission: Submission) -> None:
-        """Hand over a staged snapshot; its handler gets exactly one final event. Called on the copy thread."""
-        with self._lock:
-            self._pending[submission.key] = submission
-            try:
-                self.connect()
-                self._send_stage(submission)
-            except OSError:
-                return  # the reader sees the end of the stream too, and hands everything to a new keeper
-            except CheckpointError as error:
-                self._fail(submission, str(error))
+    def hold(self, submission: Submission) -> None:
+        """Hand over a landed snapshot. Called on the copy thread, which an optimizer may be waiting for: while a dead
+        keeper is being replaced the snapshot is only noted, and goes to the new one."""
+        self._pending[submission.key] = submission
+        if not self._lock.acquire(timeout=HOLD_WAIT_S):
+            self._late.append(submission)
+            return
+        try:
+            self.connect()
+            while self._late:
+                self._send_hold(self._late.pop(0))
+            self._send_hold(submission)
+        except OSError:
+            return  # the reader sees the end of the stream too, and hands everything to a new keeper
+        except CheckpointError as error:
+            self._fail(submission, str(error))
+        finally:
+            self._lock.release()
 
-    def _send_stage(self, submission: Submission) -> None:
+    def persist(self, submission: Submission, message: dict[str, Any]) -> None:
+        """Its fence has run: queue it for storage. The handler gets exactly one final event. Copy thread."""
+        with self._lock:
+            submission.persist = message
+            if submission.final:
+                return
+            if submission.sent_to == self.serial:
+                self.tell(message)
+
+    def withdraw(self, submission: Submission) -> None:
+        """It is torn, or nobody needs it any more. Any thread."""
+        with self._lock:
+            submission.final = True
+            names = ("root", "lineage", "sequence", "step", "rank")
+            about = {name: submission.message[name] for name in names}
+            lineage = {name: submission.group[name] for name in ("epoch", "generation")}
+            self.tell({"op": "withdraw", **about, **lineage})
+
+    def _send_hold(self, submission: Submission) -> None:
         sock, arena, message = self._sock, submission.arena, submission.message
         if sock is None:
             raise OSError("not connected")
@@ -144,18 +179,27 @@ class KeeperClient:
         if arena.sent_to != self.serial:
             wire.send_message(sock, {"op": "arena", "id": arena.id, "bytes": arena.nbytes}, [arena.fd])
             arena.sent_to = self.serial
-        if message["layout"] not in self._layouts:
+        group = f"{submission.group['root']}|{submission.group['lineage']}"
+        if group not in self._known:
+            wire.send_message(sock, submission.group)
+            self._known.add(group)
+        if message["layout"] not in self._known:
             wire.send_message(sock, {"op": "layout", "hash": message["layout"], "entries": submission.entries})
-            self._layouts.add(message["layout"])
+            self._known.add(message["layout"])
         fd = os.memfd_create("ridethrough-tail", os.MFD_CLOEXEC)
         try:
             os.write(fd, submission.tail or b"\0")
-            wire.send_message(sock, message, [fd])
+            persist = message["persist"] and not submission.final
+            wire.send_message(sock, {**message, "persist": persist}, [fd])
         finally:
             os.close(fd)
+        submission.sent_to = self.serial
+        if submission.persist is not None and not submission.final:
+            wire.send_message(sock, submission.persist)
 
     def ask(self, message: dict[str, Any], timeout_s: float) -> dict[str, Any] | None:
-        """Send a request and wait for its reply; None when none came in time."""
+        """Send a request and wait for its reply; None when none came in time. A reply's descriptors are in "fds" and
+        belong to the caller."""
         wait = _Wait()
         with self._lock:
             self.connect()
@@ -169,7 +213,7 @@ class KeeperClient:
                 return None
         wait.done.wait(timeout_s)
         self._waits.pop(number, None)
-        return wait.reply or None
+        return {**wait.reply, "fds": wait.fds} if wait.reply else None
 
     def tell(self, message: dict[str, Any]) -> None:
         """Send without waiting; a keeper that is gone has nothing to do either."""
@@ -180,10 +224,6 @@ class KeeperClient:
                 except OSError:
                     pass
 
-    def num_pending(self) -> int:
-        with self._lock:
-            return len(self._pending)
-
     # -- receiving --------------------------------------------------------------------------------------------------
     def _read(self, sock: socket.socket, serial: int) -> None:
         while True:
@@ -193,35 +233,61 @@ class KeeperClient:
                 received = None
             if received is None:
                 break
-            self._event(received[0])
+            self._event(*received)
         sock.close()
         self._lost(serial)
 
-    def _event(self, event: dict[str, Any]) -> None:
+    def _event(self, event: dict[str, Any], fds: list[int]) -> None:
         wait = self._waits.get(event.get("id") or -1)
         if wait is not None:
-            wait.reply = event
+            wait.reply, wait.fds = event, fds
             wait.done.set()
             return
-        if "sequence" not in event:
-            return
+        for fd in fds:  # whoever asked has given up
+            os.close(fd)
+        if event["ev"] == "free":
+            self._freed(event["arena"], event["serial"])
+        elif "sequence" in event:
+            self._ended(event)
+
+    def _freed(self, arena: str, serial: int) -> None:
+        POOL.release(arena, serial)
+        self.restarts = 0
         with self._lock:
-            submission = self._pending.pop((event["root"], event["lineage"], event["sequence"]), None)
-        POOL.release(event["arena"])
-        if event["ev"] == "committed":
-            self.restarts = 0
-        if submission is not None:
-            submission.handler(event)
+            for key, submission in list(self._pending.items()):
+                if submission.arena.id == arena and submission.serial == serial:
+                    submission.freed = True
+                    if submission.final or submission.persist is None:
+                        del self._pending[key]
+
+    def _ended(self, event: dict[str, Any]) -> None:
+        with self._lock:
+            key = (event["root"], event["lineage"], event["sequence"])
+            submission = self._pending.get(key)
+            if submission is None or submission.final:
+                return
+            submission.final = True
+            if event.get("serial") is not None:  # refused outright: no `free` will come
+                POOL.release(submission.arena.id, submission.serial)
+                submission.freed = True
+            if submission.freed:
+                del self._pending[key]
+        submission.handler(event)
 
     def _lost(self, serial: int) -> None:
-        """The keeper is gone: start it anew and hand over what it had not answered."""
+        """The keeper is gone: start it anew and hand over what it still had to keep or to write."""
         with self._lock:
             if serial != self.serial:
                 return
             self._sock = None
             for wait in list(self._waits.values()):
                 wait.done.set()
-            waiting = list(self._pending.values())
+            self._late.clear()
+            for submission in list(self._pending.values()):
+                if submission.final and not submission.group["options"]["memory"]:  # only its `free` was still to come
+                    self._pending.pop(submission.key, None)
+                    POOL.release(submission.arena.id, submission.serial)
+            waiting = [s for s in self._pending.values() if not s.freed]
             if not waiting:
                 return
             self.restarts += 1
@@ -239,7 +305,7 @@ class KeeperClient:
             try:
                 self.connect()
                 for submission in waiting:
-                    self._send_stage(submission)
+                    self._send_hold(submission)
                 return
             except OSError:
                 self._sock = None
@@ -249,8 +315,10 @@ class KeeperClient:
 
     def _fail(self, submission: Submission, error: str) -> None:
         self._pending.pop(submission.key, None)
-        POOL.release(submission.arena.id)
-        submission.handler({"ev": "failed", "error": error, "path": str(self.path), "rank": None, "errno": None})
+        POOL.release(submission.arena.id, submission.serial)
+        if not submission.final:
+            submission.final = True
+            submission.handler({"ev": "failed", "error": error, "path": str(self.path), "rank": None, "errno": None})
 
 
 _clients: dict[Path, KeeperClient] = {}

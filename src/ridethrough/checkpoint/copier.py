@@ -21,6 +21,7 @@ from ridethrough.checkpoint.arena import Arena
 from ridethrough.checkpoint.plan import Placed, Plan
 
 PIECE_BYTES = 32 << 20  # between two pieces the copy looks whether it was told to stop
+SMALL_BYTES = 1 << 20  # tensors up to this size are copied many at a time, by one call without the GIL
 _memcpy = ctypes.CDLL(None).memcpy
 _memcpy.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 _memcpy.restype = ctypes.c_void_p
@@ -34,6 +35,7 @@ class CopyTask:
         self.arena, self.pieces, self.finish = arena, pieces, finish
         self.device_pieces: list[Placed] = []  # on CUDA
         self.event: Any = None  # end of the copies that a side stream makes
+        self.flag: torch.Tensor | None = None  # on CUDA: whether the weights are finite
         self.after: Any = None  # boundary that copies by this thread have to wait for
         self.cancelled = False
         self.copied = threading.Event()  # the live tensors are no longer needed
@@ -63,12 +65,40 @@ def prime(arena: Arena, plan: Plan) -> None:
     if arena.primed == plan.layout_hash:
         return
     arena.primed = ""
+    arena.views.clear()
     for item in plan.placed:
         form = item.form
         start, end = item.offset - len(form.prefix), item.offset + item.nbytes
         arena.map[start : item.offset] = form.prefix
         arena.map[end : end + len(form.suffix)] = form.suffix
     arena.primed = plan.layout_hash
+
+
+def copy_all(arena: Arena, items: list[Placed], stop: Callable[[], bool] = lambda: False) -> bool:
+    """Copy CPU tensors into their places; False when told to stop on the way. Callable from any thread."""
+    small = [i for i in items if i.nbytes <= SMALL_BYTES and i.local.is_contiguous()]
+    done = 0
+    while done < len(small):
+        end, size = done, 0
+        while end < len(small) and size < PIECE_BYTES:
+            size += small[end].nbytes
+            end += 1
+        if stop():
+            return False
+        batch = small[done:end]
+        torch._foreach_copy_([target_view(arena, i) for i in batch], [i.local for i in batch])
+        done = end
+    rest = items if not small else [i for i in items if i.nbytes > SMALL_BYTES or not i.local.is_contiguous()]
+    return all(copy_tensor(arena, item, stop) for item in rest)
+
+
+def finite(arena: Arena, items: list[Placed]) -> bool:
+    """Whether the weights in the arena are all finite numbers."""
+    weights = [target_view(arena, i) for i in items if i.is_weight]
+    if not weights:
+        return True
+    norms = torch._foreach_norm(weights, float("inf"))
+    return bool(torch.isfinite(torch.stack([n.to(torch.float64) for n in norms])).all())
 
 
 def copy_tensor(arena: Arena, item: Placed, stop: Callable[[], bool] = lambda: False) -> bool:
@@ -91,8 +121,12 @@ def copy_tensor(arena: Arena, item: Placed, stop: Callable[[], bool] = lambda: F
 
 def target_view(arena: Arena, item: Placed) -> torch.Tensor:
     """The place of a tensor in the arena, as a tensor of its shape and dtype."""
-    flat = arena.bytes_tensor()[item.offset : item.offset + item.nbytes]
-    return flat.view(item.local.dtype).view(item.local.shape)
+    key = (item.offset, item.local.dtype, item.local.shape)
+    view = arena.views.get(key)
+    if view is None:
+        flat = arena.bytes_tensor()[item.offset : item.offset + item.nbytes]
+        view = arena.views[key] = flat.view(item.local.dtype).view(item.local.shape)
+    return view
 
 
 class Copier:
@@ -129,19 +163,22 @@ class Copier:
     def _copy(self, task: CopyTask) -> None:
         try:
             with torch.no_grad():
-                for item in task.pieces:
-                    if not copy_tensor(task.arena, item, lambda: task.cancelled):
-                        break
+                copy_all(task.arena, task.pieces, lambda: task.cancelled)
                 if task.device_pieces and task.event is None:
                     gpu.copy_through_ring(task.arena, task.device_pieces, task.after, lambda: task.cancelled)
+                    task.flag = gpu.finite_flag(task.device_pieces)
+                    gpu.side_stream(task.device_pieces[0].local.device).synchronize()
         except (RuntimeError, OSError, ValueError) as error:
             task.error = error
         task.pieces = []
-        task.copied.set()
-        if task.event is not None:
+        if task.event is None:
+            task.finish(task)  # handed over before the optimizer goes on: a kill from there on costs nothing
+            task.copied.set()
+        else:
+            task.copied.set()
             task.event.synchronize()
+            task.finish(task)
         task.device_pieces = []
-        task.finish(task)
 
 
 COPIER = Copier()

@@ -12,8 +12,9 @@ if TYPE_CHECKING:
 
 @dataclass
 class LoadReport:
-    """What `load` did. `step`: finished steps in the loaded state, 0 for a fresh start. `tier`: "fresh" or
-    "storage". `rejected`: (path, reason) of every attempt that was not used and is newer or damaged."""
+    """What `load` did. `step`: finished steps in the loaded state, 0 for a fresh start. `tier`: "memory" (every
+    rank's share was on its own node), "peer" (some came from another node's memory), "storage" or "fresh".
+    `rejected`: (path, reason) of every attempt that was not used and is newer or damaged."""
 
     step: int
     tier: str
@@ -37,6 +38,8 @@ class Figures:
     superseded: int = 0
     skipped: int = 0
     failed: int = 0
+    held: int = 0  # snapshots for the memory tier alone
+    not_held: int = 0  # skipped or torn ones
     bytes_committed: int = 0
     write_s: float = 0.0
     last_committed_step: int = 0

@@ -65,17 +65,34 @@ def pin_in_background(arena: Arena, device: torch.device) -> None:
     threading.Thread(target=pin, name="rt-pin", daemon=True).start()
 
 
-def copy_on_side_stream(arena: Arena, items: Sequence[Placed], view: Callable[[Arena, Placed], torch.Tensor]) -> Any:
-    """Queue all copies behind what the compute stream has queued so far; returns the event of their end."""
+def copy_on_side_stream(
+    arena: Arena, items: Sequence[Placed], view: Callable[[Arena, Placed], torch.Tensor]
+) -> tuple[Any, torch.Tensor | None]:
+    """Queue all copies behind what the compute stream has queued so far; returns the event of their end, and where the
+    answer will be whether the weights are finite."""
     device = items[0].local.device
     side = side_stream(device)
     side.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(side):
         for item in items:
             view(arena, item).copy_(item.local, non_blocking=True)
+        flag = finite_flag(items)
         event = _cuda.Event()
         event.record(side)
-    return event
+    return event, flag
+
+
+def finite_flag(items: Sequence[Placed]) -> torch.Tensor | None:
+    """Whether the weights are all finite, computed behind the copies on the side stream; the answer is in the (pinned)
+    tensor once what was queued is done. None: there are no weights."""
+    weights = [i.local for i in items if i.is_weight]
+    if not weights:
+        return None
+    answer = torch.empty((), dtype=torch.bool, pin_memory=True)
+    with torch.cuda.stream(side_stream(weights[0].device)):
+        norms = torch._foreach_norm(weights, float("inf"))
+        answer.copy_(torch.isfinite(torch.stack([n.float() for n in norms])).all(), non_blocking=True)
+    return answer
 
 
 def boundary_event(device: torch.device) -> Any:

@@ -13,13 +13,13 @@ from ridethrough.checkpoint import backlog, fileops, layout, persist, retention
 from ridethrough.checkpoint.errors import CheckpointError, DamagedCheckpoint, StaleGeneration
 
 if TYPE_CHECKING:
-    from ridethrough.checkpoint.keeper import Keeper
+    from ridethrough.checkpoint.keeping import Keeping
 
 WRITER_THREADS = max(1, min(4, os.cpu_count() or 1))
 
 
 class Job:
-    def __init__(self, group: backlog.Group, snapshot: backlog.Snapshot, keeper: Keeper) -> None:
+    def __init__(self, group: backlog.Group, snapshot: backlog.Snapshot, keeper: Keeping) -> None:
         self.group, self.snapshot, self.keeper = group, snapshot, keeper
         self.started = time.monotonic()
         options = snapshot.options
@@ -41,6 +41,8 @@ def run_job(job: Job) -> None:
     """Write, commit (or wait for the leader's commit), prune, and tell the workers. Never raises."""
     try:
         if job.group.leads:
+            if job.snapshot.options.get("claim"):
+                persist.announce(job.target, job.snapshot.options["claim"])
             persist.check_fence(job.target.root, job.target.lineage)
         fileops.make_folder(job.target.folder)
         committed = _already_committed(job.target)
@@ -84,8 +86,8 @@ def _already_committed(target: persist.Target) -> dict[str, Any] | None:
 
 def _write(job: Job) -> int:
     parts = [
-        persist.RankPart(rank, staged.payload["buffers"], staged.payload["entries"], staged.payload["layout"])
-        for rank, staged in sorted(job.snapshot.parts.items())
+        persist.RankPart(rank, kept.buffers(), kept.entries, kept.layout, kept.finite)
+        for rank, kept in sorted((rank, staged.payload) for rank, staged in job.snapshot.parts.items())
     ]
     stop = lambda: job.snapshot.give_up is not None  # noqa: E731
     workers = min(len(parts), WRITER_THREADS)

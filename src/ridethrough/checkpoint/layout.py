@@ -175,6 +175,8 @@ def _disbelieve(attempt: Attempt, generations: dict[tuple[int, int], dict[str, A
         return (
             f"COMMIT is of step {commit.get('step')} attempt {commit.get('attempt')}: the folder was renamed or mixed"
         )
+    if not commit.get("finite", True):
+        return "its weights are not all finite numbers"
     mine = (int(commit["epoch"]), int(commit["generation"]))
     for other, record in generations.items():
         resumed = record.get("resumed_from")

@@ -55,6 +55,7 @@ class RankPart:
     buffers: list[memoryview]
     entries: list[dict[str, Any]]
     layout_hash: str = ""
+    finite: bool = True
 
 
 def write_part(target: Target, part: RankPart, threads: int, stop: Callable[[], bool]) -> int:
@@ -75,6 +76,7 @@ def write_part(target: Target, part: RankPart, threads: int, stop: Callable[[], 
             "step": target.step,
             "attempt": target.attempt,
             "layout": part.layout_hash,
+            "finite": part.finite,
             "files": files,
             "entries": part.entries,
         }
@@ -122,6 +124,7 @@ def commit(target: Target, gone: Callable[[], str | None]) -> dict[str, Any]:
         "world_size": target.world_size,
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "bytes": sum(f["bytes"] for m in manifests for f in m["files"]) + len(data),
+        "finite": all(m.get("finite", True) for m in manifests),
         "metadata": {"bytes": len(data), "hash": layout.digest(data)},
         "manifests": items,
     }
@@ -143,6 +146,20 @@ def check_fence(root: Path, lineage: layout.Lineage) -> None:
             f"{root}: generation {newest[0]}.{newest[1]} has started; "
             f"{lineage.epoch}.{lineage.generation} may not commit"
         )
+
+
+def announce(target: Target, record: dict[str, Any]) -> None:
+    """Write the generation's record, if that has not been done: a generation that was loaded from memory did not
+    wait for storage. Raises StaleGeneration when the place is taken, OSError."""
+    path = target.root / target.lineage.record_name()
+    try:
+        known = layout.unseal(path.read_bytes(), str(path))
+    except FileNotFoundError:
+        fileops.write_small(path, layout.seal(record))
+        fileops.sync_folder(target.root)
+        return
+    if known.get("nonce") != record["nonce"]:
+        raise StaleGeneration(f"{path}: another process has started this generation")
 
 
 def _gather(target: Target, gone: Callable[[], str | None]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

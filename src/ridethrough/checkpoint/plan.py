@@ -23,6 +23,7 @@ from ridethrough.checkpoint.state import NamedTensor, State, local_of
 from ridethrough.checkpoint.template import ALIGN, Template, template, works
 
 PAGE = 4096
+SMALL_BYTES = 1 << 16
 Signature = tuple[tuple[str, int, tuple[int, ...], tuple[int, ...], torch.dtype], ...]
 
 
@@ -35,6 +36,7 @@ class Placed:
     nbytes: int
     fenced: bool
     form: Template
+    is_weight: bool = False  # a parameter that an optimizer steps, of a floating dtype
 
 
 @dataclass
@@ -44,6 +46,7 @@ class Plan:
     image_bytes: int
     signature: Signature
     layout_hash: str = ""
+    alone: bool = True  # this rank stores everything that it has
     raw: bool = True  # the image is the file; False: torch writes the archives itself, from the image
 
 
@@ -87,11 +90,15 @@ def chunk_of(tensor: torch.Tensor, rank: int, world_size: int) -> Chunk:
     return Chunk(tuple(tensor.shape), tuple(offsets), tuple(sizes), holders)
 
 
-def make_plan(state: State, tensors: Sequence[NamedTensor], rank: int, world_size: int, shared: bool) -> Plan:
-    """The plan of this rank. `shared=False` where the ranks' plain tensors are not known to be alike
-    (pipeline stages): then each rank stores all of its own, and the index takes the first of equal ones."""
+def make_plan(
+    state: State, tensors: Sequence[NamedTensor], rank: int, world_size: int, shared: bool, own_small: bool = False
+) -> Plan:
+    """The plan of this rank. `own_small`: each rank stores its own buffers and small plain tensors, so that with
+    sharded parameters it needs nobody else's share to go on. `shared=False` where the ranks' plain tensors are not
+    known to be alike (pipeline stages): then each rank stores all of its own, and the index takes the first of
+    equal ones."""
     chunks = [chunk_of(n.tensor, rank, world_size) for n in tensors]
-    owners = _owners(tensors, chunks, rank, shared)
+    owners = _owners(tensors, chunks, rank, shared, SMALL_BYTES if own_small else -1)
     placed: list[Placed] = []
     entries: list[dict[str, Any]] = []
     stored: dict[tuple[Any, ...], tuple[int, int, int]] = {}
@@ -118,16 +125,20 @@ def make_plan(state: State, tensors: Sequence[NamedTensor], rank: int, world_siz
         if key not in stored:
             form = template(local.dtype, tuple(local.shape)) if raw else Template(b"", b"", _nbytes(local))
             stored[key] = (position, form.total_bytes, position + len(form.prefix))
-            placed.append(Placed(local, position + len(form.prefix), form.data_bytes, named.fenced, form))
+            weight = named.fenced and named.path[0] in state.modules and local.dtype.is_floating_point
+            placed.append(Placed(local, position + len(form.prefix), form.data_bytes, named.fenced, form, weight))
             position += -(-form.total_bytes // ALIGN) * ALIGN
         entry["f"] = 0
         entry["o"], entry["n"], entry["x"] = stored[key]
     plan = Plan(placed, entries, -(-position // PAGE) * PAGE, signature(tensors), raw=raw)
+    plan.alone = all(owner == rank for owner in owners)
     plan.layout_hash = digest(json.dumps(entries, separators=(",", ":")).encode())
     return plan
 
 
-def _owners(tensors: Sequence[NamedTensor], chunks: Sequence[Chunk], rank: int, shared: bool) -> list[int]:
+def _owners(
+    tensors: Sequence[NamedTensor], chunks: Sequence[Chunk], rank: int, shared: bool, small_bytes: int
+) -> list[int]:
     """Which rank stores each tensor: all ranks that hold a chunk compute the same answer, each for itself."""
     owners = [rank] * len(chunks)
     loads: dict[tuple[int, ...], dict[int, int]] = {}
@@ -142,6 +153,8 @@ def _owners(tensors: Sequence[NamedTensor], chunks: Sequence[Chunk], rank: int, 
             owners[index] = chunk.holders[0]
             continue
         if not isinstance(named.tensor, DTensor) and not shared:
+            continue
+        if small_bytes >= 0 and (named.is_buffer or size(index) <= small_bytes):
             continue
         alias = (id(named.tensor), chunk.holders)
         if alias in aliases:

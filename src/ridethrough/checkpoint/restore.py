@@ -92,6 +92,10 @@ class Index:
                     )
                 )
 
+    def reader(self, rank: int, world_size: int) -> Reader:
+        """A reader of this index for one rank."""
+        return Reader(self, rank, world_size)
+
     def keys(self) -> set[str]:
         return self.tensors.keys() | self.values.keys()
 
@@ -146,7 +150,9 @@ class Reader:
             if whole and direct:
                 self._read(chunk, _flat(local))
                 continue
-            staging = torch.empty(chunk.sizes, dtype=local.dtype)
+            if whole and self._whole(chunk, local):
+                continue
+            staging = torch.empty(chunk.sizes, dtype=local.dtype, pin_memory=local.is_cuda)
             self._read(chunk, _flat(staging))
             source, target = staging, local
             for dim, (low, size) in enumerate(zip(lows, sizes, strict=True)):
@@ -158,6 +164,10 @@ class Reader:
                 f"{self.index.folder}: {wanted.fqn}: {covered} of {local.numel()} elements "
                 "of this rank's shard are stored"
             )
+
+    def _whole(self, chunk: Saved, local: torch.Tensor) -> bool:
+        """Arrange for a whole shard that can't be read into directly; False where there is no better way."""
+        return False
 
     def value(self, key: str) -> bytearray:
         """Ask for a small value; the bytes are there after `run`."""

@@ -3,16 +3,15 @@
 At a boundary (the optimizers have stepped, nothing runs) everything that forward changes is copied at once.
 What optimizers own stands still until their next step, so it is copied by the copy thread (CPU) or a side
 stream (CUDA) while forward and backward run, and each optimizer's step waits for it in its pre-hook, the
-*fence*. Only when the fence has run does the snapshot count. A boundary that is reached without a fence: if
-the tensors are as they were copied, nothing has stepped and the snapshot stands; if not, it is discarded and
-from then on copies are synchronous, saying so. The first two snapshots are compared with the live tensors at
-the fence.
+*fence*. When the copy has landed the keeper is told; only when the fence has run does the snapshot count, which a
+mark in the arena says. A boundary that is reached without a fence: if the tensors are as they were copied, nothing
+has stepped and the snapshot stands; if not, it is withdrawn and from then on copies are synchronous, saying so. The
+first two snapshots are compared with the live tensors at the fence.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import io
 import threading
 import time
 import warnings
@@ -22,107 +21,142 @@ from typing import Any
 
 import torch
 
-from ridethrough.checkpoint import gpu
+from ridethrough.checkpoint import gpu, marks
 from ridethrough.checkpoint.arena import POOL, Arena
 from ridethrough.checkpoint.client import KeeperClient, Submission
-from ridethrough.checkpoint.compare import equal, same_value, sample, telling, untouched
-from ridethrough.checkpoint.copier import COPIER, CopyTask, copy_tensor, prime, target_view
+from ridethrough.checkpoint.compare import equal, sample, telling, untouched
+from ridethrough.checkpoint.copier import COPIER, CopyTask, copy_all, finite, prime, target_view
 from ridethrough.checkpoint.errors import CheckpointError
+from ridethrough.checkpoint.packing import Packer, Values, archive_by_torch
 from ridethrough.checkpoint.peers import Peers
 from ridethrough.checkpoint.plan import Placed, Plan, make_plan, replicated_hash, signature
-from ridethrough.checkpoint.state import State, freeze
-from ridethrough.checkpoint.template import save_without_crc
+from ridethrough.checkpoint.state import RNG, State, freeze
 from ridethrough.checkpoint.ticket import Ticket
+from ridethrough.checkpoint.watch import Watch
 
 COMPARED_SNAPSHOTS = 2
 SLOT_WAIT_S = 0.1
-Values = list[tuple[str, list[str | int], Any]]
 Event = Callable[[Ticket, dict[str, Any]], None]
+
+
+@dataclasses.dataclass
+class Wish:
+    """What a snapshot is for. `attempt` names the save that is to be written to storage (None: memory only);
+    `durable`: it must not be superseded; `ticket` is told how it went."""
+
+    step: int
+    sequence: int
+    ticket: Ticket
+    attempt: str | None = None
+    durable: bool = False
+    synchronous: bool = False
 
 
 class _Pending:
     """A snapshot between its boundary and its fence."""
 
-    def __init__(self, plan: Plan, arena: Arena, ticket: Ticket, message: dict[str, Any], values: Values) -> None:
-        self.plan, self.arena, self.ticket, self.message, self.values = plan, arena, ticket, message, values
+    def __init__(self, plan: Plan, arena: Arena, wish: Wish, message: dict[str, Any], values: Values) -> None:
+        self.plan, self.arena, self.wish, self.message, self.values = plan, arena, wish, message, values
+        self.serial = arena.serial
+        self.ticket = wish.ticket
         self.task: CopyTask | None = None
+        self.submission: Submission | None = None
         self.on_device = False
         self.marks: list[tuple[Placed, torch.Tensor]] = []  # samples taken at the boundary itself
         self.lock = threading.Lock()
         self.passed = False  # the fence has run, or the copy was synchronous
-        self.landed = False  # all data is in the arena
-        self.handed = False  # it went on to the keeper
+        self.landed = False  # all data is in the arena, and the keeper knows
+        self.handed = False  # it went on to storage
+        self.torn = False
 
     def ready(self, *, passed: bool = False, landed: bool = False) -> bool:
         """Note what has happened; True exactly once, to whoever completes it and so has to hand it on."""
         with self.lock:
             self.passed, self.landed = self.passed or passed, self.landed or landed
-            if not (self.passed and self.landed) or self.handed:
+            if not (self.passed and self.landed) or self.handed or self.torn:
                 return False
             self.handed = True
             return True
 
 
 class Snapshotter:
-    """Takes snapshots of one state in one generation. Training thread only, unless said otherwise."""
+    """Takes snapshots of one state in one generation. Training thread only, unless said otherwise. `memory`: the
+    keeper holds every snapshot for a recovery, so each rank's has all that the rank needs."""
 
     def __init__(
-        self, state: State, peers: Peers, client: KeeperClient, base: dict[str, Any], slots: int, event: Event
+        self,
+        state: State,
+        peers: Peers,
+        client: KeeperClient,
+        group: dict[str, Any],
+        slots: int,
+        event: Event,
+        memory: bool = False,
     ) -> None:
-        self.state, self.peers, self.client, self.base = state, peers, client, base
-        self.slots, self.event = slots, event
+        self.state, self.peers, self.client, self.group = state, peers, client, group
+        self.slots, self.event, self.memory = slots, event, memory
+        self.watch: Watch | None = None
         self.plan: Plan | None = None
         self.num_plans = 0
         self.pending: _Pending | None = None
         self.synchronous_only = False
         self.prepared = False
         self.num_compared = 0
-        self._blobs: dict[str, tuple[Any, bytes]] = {}
+        self.stepped = False  # an optimizer has stepped since the last boundary
+        self.hooked = False  # the optimizers' hooks do run
+        self._packer = Packer()
         self._hooks = []
         me = weakref.ref(self)
 
         def before_step(*_args: Any, **_kwargs: Any) -> None:
             snapshotter = me()
-            if snapshotter is not None and snapshotter.pending is not None:
-                snapshotter.fence()
+            if snapshotter is not None:
+                snapshotter.stepped = snapshotter.hooked = True
+                if snapshotter.pending is not None:
+                    snapshotter.fence()
 
         for optimizer in state.optimizers.values():
             self._hooks.append(optimizer.register_step_pre_hook(before_step))
 
     # -- taking one -------------------------------------------------------------------------------------------------
-    def start(self, step: int, sequence: int, attempt: str, durable: bool, ticket: Ticket, synchronous: bool) -> None:
-        """Begin the snapshot of `step`. Raises CheckpointError when there is no memory for it."""
+    def start(self, wish: Wish) -> bool:
+        """Begin a snapshot; False if there is no slot for it. Raises CheckpointError when there is no memory."""
         with torch.no_grad():
             plan = self._current_plan()
-            arena = self._arena(plan, durable or synchronous)
+            arena = self._arena(plan, wish.durable or wish.synchronous)
             if arena is None:
-                self.event(ticket, {"ev": "superseded", "reason": "no free slot", "skipped": True})
-                return
-            values = self._values()
+                self.event(wish.ticket, {"ev": "superseded", "reason": "no free slot", "skipped": True})
+                return False
             message = {
-                **self.base,
-                "sequence": sequence,
-                "step": step,
-                "attempt": attempt,
-                "durable": durable or synchronous,
+                "op": "hold",
+                "root": self.group["root"],
+                "lineage": self.group["lineage"],
+                "rank": self.peers.rank,
+                "sequence": wish.sequence,
+                "step": wish.step,
+                "persist": wish.attempt is not None,
                 "arena": arena.id,
+                "serial": arena.serial,
                 "layout": plan.layout_hash,
                 "bytes": plan.image_bytes if plan.raw else 0,
+                "alone": plan.alone,
+                "proven": self.hooked and not self.synchronous_only,
             }
-            pending = _Pending(plan, arena, ticket, message, values)
-            now = synchronous or self.synchronous_only
-            for item in plan.placed:
-                if (now or not item.fenced) and item.local.device.type != "cuda":
-                    copy_tensor(arena, item)
+            pending = _Pending(plan, arena, wish, message, self._values())
+            now = wish.synchronous or self.synchronous_only
+            on_cpu = [i for i in plan.placed if i.local.device.type != "cuda"]
+            copy_all(arena, [i for i in on_cpu if now or not i.fenced])
             pending.passed = now
             if not now:
-                pending.marks = [(item, sample(item.local).clone()) for item in telling(plan)]
-            later = [i for i in plan.placed if i.fenced and not now and i.local.device.type != "cuda"]
-            pending.task = CopyTask(arena, later, lambda _task: self._copied(pending))
+                pending.marks = [(i, sample(i.local).clone()) for i in telling(plan, self.num_compared)]
+            pending.task = CopyTask(
+                arena, [i for i in on_cpu if i.fenced and not now], lambda _task: self._copied(pending)
+            )
             self._queue_device(pending, pending.task, now)
             self.pending = None if now else pending
             if not (now and pending.on_device):
                 COPIER.submit(pending.task)
+        return True
 
     def prepare(self) -> None:
         """Make and register the arenas before the first save needs them, once the optimizers have their
@@ -150,7 +184,7 @@ class Snapshotter:
             return
         task.device_pieces = items
         if arena.pinned:
-            task.event = gpu.copy_on_side_stream(arena, items, target_view)
+            task.event, task.flag = gpu.copy_on_side_stream(arena, items, target_view)
         else:
             gpu.pin_in_background(arena, items[0].local.device)
             task.after = gpu.boundary_event(items[0].local.device)
@@ -160,20 +194,25 @@ class Snapshotter:
             task.wait()
 
     def _current_plan(self) -> Plan:
-        tensors = self.state.tensors()
+        if self.plan is not None and self.watch is not None and self.watch.same():
+            return self.plan
+        self.watch = Watch(self.state)
+        tensors = self.watch.tensors
         if self.plan is not None and self.plan.signature == signature(tensors):
             return self.plan
         self.num_plans += 1
         mine = replicated_hash(tensors)
         alike = len(set(self.peers.gather(f"plan/{self.num_plans}", mine))) == 1
-        self.plan = make_plan(self.state, tensors, self.peers.rank, self.peers.world_size, shared=alike)
+        self.plan = make_plan(
+            self.state, tensors, self.peers.rank, self.peers.world_size, shared=alike, own_small=self.memory
+        )
         return self.plan
 
     def _arena(self, plan: Plan, must: bool) -> Arena | None:
         """A free slot. All may be taken for the moment that the keeper needs to drop a superseded one; a save
         that must be made waits until there is one, any other is skipped after SLOT_WAIT_S."""
         arena = POOL.acquire(plan.image_bytes, self.slots)
-        limit = float(self.base["options"]["commit_timeout_s"]) if must else SLOT_WAIT_S
+        limit = float(self.group["options"]["commit_timeout_s"]) if must else SLOT_WAIT_S
         deadline = time.monotonic() + limit
         while arena is None:
             if time.monotonic() > deadline:
@@ -186,75 +225,79 @@ class Snapshotter:
 
     def _values(self) -> Values:
         values: Values = []
-        if self.peers.rank == 0:
-            for path, value in self.state.shared_values():
+        if self.peers.rank == 0 or self.memory:
+            assert self.watch is not None
+            for path, value in self.watch.shared_values():
                 key = ".".join(map(str, path))
                 values.append((key, list(path), freeze(value, key)))
         for name, value in self.state.rank_values():
             leaf = f"rank{self.peers.rank}"
-            values.append((f"{name}.{leaf}", [name, leaf], freeze(value, name)))
+            values.append((f"{name}.{leaf}", [name, leaf], value if name == RNG else freeze(value, name)))
         return values
 
     # -- copy thread ------------------------------------------------------------------------------------------------
     def _copied(self, pending: _Pending) -> None:
-        """The data is in place: put the constant bytes and the small values around it. Copy thread."""
+        """The data is in place: put the constant bytes and the small values around it, and tell the keeper. Copy
+        thread; what goes wrong reaches the ticket."""
         task = pending.task
         assert task is not None
-        if task.cancelled or task.error is not None:
+        if task.cancelled:
+            return
+        try:
             if task.error is not None:
-                POOL.release(pending.arena.id)
-                self.event(
-                    pending.ticket,
-                    {
-                        "ev": "failed",
-                        "error": str(task.error),
-                        "path": "copy into shared memory",
-                        "rank": self.peers.rank,
-                    },
-                )
+                raise task.error
+            self._hold(pending, task)
+        except Exception as error:  # a value that does not pickle raises anything at all
+            POOL.release(pending.arena.id, pending.serial)
+            what = "copy into shared memory" if error is task.error else "packing the snapshot"
+            text = str(error) if error is task.error else f"{type(error).__name__}: {error}"
+            failed = {"ev": "failed", "error": text, "path": what, "rank": self.peers.rank}
+            with pending.lock:
+                pending.torn = True
+            self.event(pending.ticket, failed)
             return
         if pending.ready(landed=True):
-            self._stage(pending)
+            self._pass_on(pending)
 
-    def _stage(self, pending: _Pending) -> None:
-        """Hand the snapshot to the keeper; what goes wrong reaches the ticket. Copy thread."""
-        try:
-            self._submit(pending)
-        except Exception as error:  # a value that does not pickle raises anything at all
-            POOL.release(pending.arena.id)
-            text = f"{type(error).__name__}: {error}"
-            self.event(
-                pending.ticket,
-                {"ev": "failed", "error": text, "path": "packing the snapshot", "rank": self.peers.rank},
-            )
-
-    def _submit(self, pending: _Pending) -> None:
-        plan = pending.plan
+    def _hold(self, pending: _Pending, task: CopyTask) -> None:
+        plan, arena = pending.plan, pending.arena
         tail = bytearray()
         entries: list[dict[str, Any]] = []
         if plan.raw:
-            prime(pending.arena, plan)
+            prime(arena, plan)
         else:
-            _archive_by_torch(pending, tail, entries)
-        for key, path, value in pending.values:
-            blob = self._blob(key, value)
-            entries.append({"k": key, "p": path, "f": 1, "o": len(tail), "n": len(blob)})
-            tail += blob
-        message = {**pending.message, "entries": entries, "tail_bytes": len(tail)}
+            archive_by_torch(plan, arena, tail, entries)
+        self._packer.pack(pending.values, tail, entries)
+        whole = bool(task.flag) if task.flag is not None else finite(arena, plan.placed)
+        message = {**pending.message, "entries": entries, "tail_bytes": len(tail), "finite": whole}
         ticket, event = pending.ticket, self.event
         known = plan.entries if plan.raw else []
-        submission = Submission(message, pending.arena, known, bytes(tail), lambda e: event(ticket, e))
-        event(ticket, {"ev": "staged", "bytes": plan.image_bytes + len(tail)})
-        self.client.stage(submission)
+        submission = Submission(
+            self.group, message, arena, pending.serial, known, bytes(tail), lambda e: event(ticket, e)
+        )
+        submission.final = pending.wish.attempt is None
+        pending.submission = submission
+        pending.values = []
+        marks.end(arena.map, pending.serial)
+        if pending.passed:
+            marks.fence(arena.map, pending.serial)
+        self.client.hold(submission)
+        if pending.torn:
+            self.client.withdraw(submission)
 
-    def _blob(self, key: str, value: Any) -> bytes:
-        known = self._blobs.get(key)
-        if known is not None and same_value(known[0], value):
-            return known[1]
-        file = io.BytesIO()
-        save_without_crc(value, file)
-        self._blobs[key] = (value, file.getvalue())
-        return self._blobs[key][1]
+    def _pass_on(self, pending: _Pending) -> None:
+        """Landed and fenced. Copy thread."""
+        wish, submission = pending.wish, pending.submission
+        assert submission is not None
+        if wish.attempt is None:
+            self.event(pending.ticket, {"ev": "held"})
+            return
+        size = pending.plan.image_bytes + len(submission.tail)
+        self.event(pending.ticket, {"ev": "staged", "bytes": size})
+        names = ("root", "lineage", "sequence", "step", "rank")
+        message = {name: submission.message[name] for name in names}
+        durable = wish.durable or wish.synchronous
+        self.client.persist(submission, {"op": "persist", **message, "attempt": wish.attempt, "durable": durable})
 
     # -- what makes it count ----------------------------------------------------------------------------------------
     def fence(self) -> None:
@@ -278,37 +321,60 @@ class Snapshotter:
         else:
             self._discard(pending, "parameters or optimizer state changed before the optimizer's step hook ran")
 
-    def boundary(self) -> None:
+    def boundary(self) -> bool:
         """A step has ended (or a save is asked for): a snapshot still waiting for its fence is accepted or
-        discarded."""
+        discarded. Returns whether the state may be saved: an optimizer has stepped since the last boundary, so that no
+        gradient is on its way into the next one."""
         pending = self.pending
-        if pending is None or pending.task is None:
-            return
-        pending.task.wait()
-        if untouched(pending.arena, pending.marks):
-            self._accept(pending)
-        else:
-            self._discard(
-                pending,
-                "an optimizer wrote without its step hook (compiled or custom); call Checkpointer.fence() before it",
-            )
+        if pending is not None and pending.task is not None:
+            pending.task.wait()
+            if untouched(pending.arena, pending.marks):
+                self._accept(pending)
+            else:
+                self._discard(
+                    pending,
+                    "an optimizer wrote without its step hook (compiled or custom); "
+                    "call Checkpointer.fence() before it",
+                )
+        stepped, self.stepped = self.stepped, False
+        return stepped or not self._gradients_pending()
 
     settle = boundary
 
+    def _gradients_pending(self) -> bool:
+        """No optimizer has stepped as far as its hook tells. Where hooks have run before, that is so; else gradients
+        without any optimizer state are the first ones, still being added up."""
+        optimizers = self.state.optimizers.values()
+        if not self.hooked and any(optimizer.state for optimizer in optimizers):
+            return False
+        return any(p.grad is not None for o in optimizers for g in o.param_groups for p in g["params"])
+
     def _accept(self, pending: _Pending) -> None:
         self.pending = None
-        if pending.ready(passed=True) and pending.task is not None and pending.task.error is None:
-            COPIER.submit(lambda: self._stage(pending))
+        pending.passed = True
+        marks.fence(pending.arena.map, pending.serial)
+        if pending.ready(passed=True):
+            COPIER.submit(lambda: self._pass_on(pending))
 
     def _discard(self, pending: _Pending, why: str) -> None:
         self.pending = None
-        POOL.release(pending.arena.id)
+        self._withdraw(pending)
         self.synchronous_only = True
         warnings.warn(
             f"snapshot of step {pending.ticket.step} discarded: {why}. Copies are synchronous from now on.",
             stacklevel=4,
         )
         self.event(pending.ticket, {"ev": "superseded", "reason": f"torn: {why}"})
+
+    def _withdraw(self, pending: _Pending) -> None:
+        """It does not count, wherever it has got to; its arena comes back when nobody uses it."""
+        with pending.lock:
+            pending.torn = True
+        marks.void(pending.arena.map)
+        if pending.submission is not None:
+            self.client.withdraw(pending.submission)
+        else:
+            POOL.release(pending.arena.id, pending.serial)
 
     # -- the end ----------------------------------------------------------------------------------------------------
     def abandon(self, limit_s: float) -> None:
@@ -323,7 +389,7 @@ class Snapshotter:
         else:
             pending.task.cancelled = True
             pending.task.copied.wait(0.1)
-        POOL.release(pending.arena.id)
+        self._withdraw(pending)
         self.event(pending.ticket, {"ev": "superseded", "reason": "generation over"})
 
     def close(self) -> None:
@@ -331,31 +397,5 @@ class Snapshotter:
             hook.remove()
         self._hooks = []
         self.pending = None
-        self.plan = None
+        self.plan = self.watch = None
         self.state = State(rng=False)
-
-
-def _archive_by_torch(pending: _Pending, tail: bytearray, entries: list[dict[str, Any]]) -> None:
-    """Where torch's archives are not of the known form: let torch write them, out of the arena. Slower, and
-    said once."""
-    warnings.warn("this torch stores tensors in an unknown form; saves go through torch.save", stacklevel=2)
-    archives: dict[int, tuple[int, int, int]] = {}
-    for item in pending.plan.placed:
-        file = io.BytesIO()
-        view = target_view(pending.arena, item)
-        torch.save(view.clone(), file)
-        blob = file.getvalue()
-        raw = bytes(pending.arena.map[item.offset : item.offset + item.nbytes])
-        data_at = blob.find(raw)
-        if data_at < 0:
-            raise CheckpointError(
-                "torch.save does not store a tensor's bytes as they are: no checkpoint can be written"
-            )
-        archives[item.offset] = (len(tail), len(blob), len(tail) + data_at)
-        tail += blob
-    for entry in pending.plan.entries:
-        if entry["f"] is None:
-            entries.append(entry)
-        else:
-            start, size, data_at = archives[entry["x"]]
-            entries.append({**entry, "f": 1, "o": start, "n": size, "x": data_at})

@@ -17,8 +17,8 @@ class Ticket:
     (durable), superseded (a newer save was written instead, or the generation ended) or failed (`error` says
     why)."""
 
-    def __init__(self, step: int, durable: bool, settle: Callable[[Ticket], None]) -> None:
-        self.step, self.durable = step, durable
+    def __init__(self, step: int, durable: bool, settle: Callable[[Ticket], None], in_memory: bool = False) -> None:
+        self.step, self.durable, self.in_memory = step, durable, in_memory
         self.state = FILLING
         self.path: str | None = None
         self.error: str | None = None

@@ -8,17 +8,20 @@ reject commits of older generations above that step.
 
 from __future__ import annotations
 
+import functools
 import os
 import secrets
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ridethrough.checkpoint import fileops, layout
 from ridethrough.checkpoint.errors import (
     CheckpointError,
+    CheckpointTimeout,
     DamagedCheckpoint,
     NoUsableCheckpoint,
     StaleGeneration,
@@ -27,6 +30,7 @@ from ridethrough.checkpoint.errors import (
 from ridethrough.checkpoint.peers import Peers
 from ridethrough.checkpoint.restore import Index
 
+_T = TypeVar("_T")
 _JOB = ("RIDETHROUGH_JOB", "RIDETHROUGH_RUN_DIR", "TORCHELASTIC_RUN_ID", "RIDETHROUGH_EPOCH", "RIDETHROUGH_AGENT")
 _plain_script = secrets.token_hex(8)
 
@@ -49,7 +53,7 @@ def claim(root: Path, resumed_from: int | None, base: str | None, world_size: in
     generation = int(os.environ.get("RIDETHROUGH_GENERATION", "0"))
     for _ in range(1000):
         records = layout.read_generations(root)
-        mine = [key for key, record in records.items() if record.get("job") == job]
+        mine = [key for key, known in records.items() if known.get("job") == job]
         newest = max(records, default=(-1, -1))
         if mine and launched:
             last = max(mine)
@@ -70,19 +74,9 @@ def claim(root: Path, resumed_from: int | None, base: str | None, world_size: in
             epoch = max(epoch, int(os.environ.get("RIDETHROUGH_EPOCH", "0")))
             number = generation
         lineage = layout.Lineage(epoch, number, secrets.token_hex(4))
-        record = {
-            "schema": layout.SCHEMA,
-            "epoch": epoch,
-            "generation": number,
-            "resumed_from": resumed_from,
-            "base": base,
-            "nonce": lineage.nonce,
-            "job": job,
-            "world_size": world_size,
-            "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        }
+        mine_now = record(lineage, resumed_from, base, world_size, time.time())
         try:
-            fileops.write_small(root / lineage.record_name(), layout.seal(record))
+            fileops.write_small(root / lineage.record_name(), layout.seal(mine_now))
             fileops.sync_folder(root)
             return lineage
         except FileExistsError:
@@ -94,22 +88,68 @@ def claim(root: Path, resumed_from: int | None, base: str | None, world_size: in
     raise CheckpointError(f"{root}: no free generation number")
 
 
+def record(
+    lineage: layout.Lineage, resumed_from: int | None, base: str | None, world_size: int, created: float
+) -> dict[str, Any]:
+    """What `gen-<epoch>.<generation>.json` says."""
+    return {
+        "schema": layout.SCHEMA,
+        "epoch": lineage.epoch,
+        "generation": lineage.generation,
+        "resumed_from": resumed_from,
+        "base": base,
+        "nonce": lineage.nonce,
+        "job": job_identity(),
+        "world_size": world_size,
+        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(created)),
+    }
+
+
+def bounded(call: Callable[[], _T], limit_s: float, what: str) -> _T:
+    """The call's result, or CheckpointTimeout after `limit_s`: a file system that hangs can't be interrupted. The
+    thread (`rt-storage`) stays behind until it answers."""
+    results: list[_T] = []
+    errors: list[BaseException] = []
+    done = threading.Event()
+
+    def run() -> None:
+        try:
+            results.append(call())
+        except BaseException as error:
+            errors.append(error)
+        done.set()
+
+    threading.Thread(target=run, name="rt-storage", daemon=True).start()
+    if not done.wait(limit_s):
+        raise CheckpointTimeout(f"{what}: storage did not answer within {limit_s:g} s")
+    if errors:
+        raise errors[0]
+    return results[0]
+
+
 Load = Callable[[Index], Any]
 
 
 def choose_and_load(
-    root: Path, peers: Peers, load: Load, allow_fresh: bool
+    root: Path,
+    peers: Peers,
+    load: Load,
+    allow_fresh: bool,
+    older_than: int | None = None,
+    storage_timeout_s: float = 60.0,
 ) -> tuple[layout.Attempt | None, Any, list[tuple[str, str]]]:
     """(attempt loaded or None for a fresh start, what `load` returned here, rejected ones with reasons).
 
-    `load(index)` fills this rank's state; DamagedCheckpoint from any rank makes all go one older. Raises
-    StateMismatch (all ranks), NoUsableCheckpoint, CheckpointError.
-    """
+    `load(index)` fills this rank's state; DamagedCheckpoint from any rank makes all go one older. States from
+    `older_than` on come last: they have failed. Raises StateMismatch (all ranks), NoUsableCheckpoint,
+    CheckpointError, CheckpointTimeout when the root's small records can't be read within storage_timeout_s."""
     rejected: list[tuple[str, str]] = []
     candidates: list[layout.Attempt] = []
     if peers.rank == 0:
-        attempts = layout.scan(root)
+        attempts = bounded(lambda: layout.scan(root), storage_timeout_s, f"{root}: listing checkpoints")
         candidates = [a for a in attempts if a.state == "committed"]
+        if older_than is not None:
+            candidates.sort(key=lambda a: a.step >= older_than)
         rejected = [(str(a.path), a.reason) for a in attempts if a.state != "committed"]
         had_commit = any(a.state in ("committed", "damaged") for a in attempts)
     turn = 0
@@ -117,7 +157,8 @@ def choose_and_load(
         turn += 1
         proposal: dict[str, Any] | None = None
         if peers.rank == 0:
-            proposal = _propose(candidates, rejected)
+            ask = functools.partial(_propose, candidates, rejected)
+            proposal = bounded(ask, storage_timeout_s, f"{root}: reading records")
         proposal = peers.from_rank0(f"load/{turn}", proposal)
         assert proposal is not None
         if proposal["name"] is None:

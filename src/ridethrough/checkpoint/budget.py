@@ -1,0 +1,49 @@
+"""How many snapshots of a state fit into host memory, decided before the first step and said with numbers.
+
+With the memory tier a rank has the base, a candidate, the newest and the one being filled, and two more while storage
+writes: 6 slots; 4 keep the promise of one step while nothing is written. Less than 3 keep none.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ridethrough.checkpoint.arena import POOL, available_bytes
+from ridethrough.checkpoint.errors import CheckpointError
+from ridethrough.checkpoint.state import State, local_of
+
+COMFORTABLE, TIGHT, LEAST = 6, 4, 3
+_MOMENTS = {"betas": 2, "momentum": 1, "alpha": 1, "lr_decay": 1}  # an option that tells of tensors like the parameter
+
+
+def state_bytes(state: State) -> int:
+    """This rank's share once all optimizers have made their state, which they do in their first step: an estimate."""
+    total = sum(_nbytes(named.tensor) for named in state.tensors())
+    for optimizer in state.optimizers.values():
+        for group in optimizer.param_groups:
+            count = max((n for option, n in _MOMENTS.items() if group.get(option)), default=0)
+            fresh = [p for p in group["params"] if not optimizer.state.get(p)]
+            total += count * sum(_nbytes(p) for p in fresh)
+    return total
+
+
+def slots_for(nbytes: int, num_local: int, explicit: bool) -> tuple[int, str]:
+    """(slots, what to say about them or ""): for `num_local` ranks of this node with `nbytes` each. 0 slots: the memory
+    tier can't be had. Raises CheckpointError for that if it was asked for explicitly."""
+    free, who = available_bytes()
+    mine = POOL.bytes_held() + free // max(1, num_local)
+    fits = mine // max(1, nbytes)
+    if fits >= COMFORTABLE:
+        return COMFORTABLE, ""
+    numbers = f"a snapshot takes {nbytes} bytes on each of {num_local} ranks of this node, {who} has {free} bytes left"
+    if fits >= LEAST:
+        return int(min(fits, COMFORTABLE)), f"memory tier in tight mode, {fits} of {COMFORTABLE} slots: {numbers}"
+    text = f"no memory tier: {numbers}, and {LEAST} snapshots are the least"
+    if explicit:
+        raise CheckpointError(f'{text}; give the job more memory, or memory="off"')
+    return 0, text
+
+
+def _nbytes(tensor: torch.Tensor) -> int:
+    local = local_of(tensor)
+    return local.numel() * local.element_size()

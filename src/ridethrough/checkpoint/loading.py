@@ -1,0 +1,143 @@
+"""What `Checkpointer.load` does: memory first, then storage; then this generation's place on the root's time line.
+
+A recovery from memory touches no storage at all: the record of the new generation is written by rank 0's keeper, before
+the first commit of that generation.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ridethrough.checkpoint import apply, layout, timeline
+from ridethrough.checkpoint.errors import CheckpointError
+from ridethrough.checkpoint.layout import Lineage
+from ridethrough.checkpoint.meeting import Meeting
+from ridethrough.checkpoint.recall import Recalled, recall
+from ridethrough.checkpoint.restore import Index
+from ridethrough.checkpoint.state import State
+
+
+@dataclass
+class Limits:
+    """Times in seconds; see `Checkpointer`."""
+
+    agree_timeout_s: float
+    drain_timeout_s: float
+    storage_timeout_s: float
+
+
+@dataclass
+class Loaded:
+    """`claim` is the record that rank 0's keeper has still to write, or None."""
+
+    step: int
+    tier: str
+    source: str | None
+    lineage: Lineage
+    claim: dict[str, Any] | None = None
+    rejected: list[tuple[str, str]] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    extra: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def older_than() -> int | None:
+    """The policy's word that states from this step on have failed twice."""
+    text = os.environ.get("RIDETHROUGH_OLDER_THAN", "")
+    return int(text) if text else None
+
+
+def load(
+    root: Path,
+    state: State,
+    meeting: Meeting,
+    *,
+    memory: bool,
+    missing_ok: tuple[str, ...],
+    extra_ok: tuple[str, ...],
+    allow_fresh: bool,
+    limits: Limits,
+) -> Loaded:
+    """Training thread, alike on all ranks. Raises what `Checkpointer.load` says."""
+    found = recall(root, state, meeting, older_than(), missing_ok, extra_ok) if memory else None
+    if found is not None:
+        loaded = _after_recall(found, meeting)
+    else:
+        loaded = _from_storage(root, state, meeting, missing_ok, extra_ok, allow_fresh, limits)
+    if memory and meeting.speaks:
+        lineage = loaded.lineage
+        settle = {
+            "op": "settle",
+            "root": str(root),
+            "key": list(found.key) if found is not None else None,
+            "step": loaded.step,
+            "lineage": lineage.attempt(0),
+            "epoch": lineage.epoch,
+            "generation": lineage.generation,
+            "timeout_s": limits.drain_timeout_s,
+        }
+        meeting.client.ask(settle, 5.0)
+    return loaded
+
+
+def _after_recall(found: Recalled, meeting: Meeting) -> Loaded:
+    """The generation follows the one that made the version, on the same root epoch."""
+    generation = max(int(os.environ.get("RIDETHROUGH_GENERATION", "0")), found.key[1] + 1)
+    nonce, created = meeting.peers.from_rank0("heir", [secrets.token_hex(4), time.time()])
+    lineage = Lineage(found.key[0], generation, nonce)
+    claim = timeline.record(lineage, found.step, None, meeting.peers.world_size, created)
+    source = f"memory of generation {found.key[0]}.{found.key[1]}"
+    return Loaded(
+        found.step, found.tier, source, lineage, claim, found.rejected, found.missing, found.extra, found.notes
+    )
+
+
+def _from_storage(
+    root: Path,
+    state: State,
+    meeting: Meeting,
+    missing_ok: tuple[str, ...],
+    extra_ok: tuple[str, ...],
+    allow_fresh: bool,
+    limits: Limits,
+) -> Loaded:
+    peers = meeting.peers
+    drain = {"op": "drain", "root": str(root), "timeout_s": limits.drain_timeout_s}
+    meeting.client.ask(drain, limits.drain_timeout_s + 5.0)
+    peers.gather("drained", True)
+
+    def fill(index: Index) -> tuple[list[str], list[str], list[str]]:
+        return apply.load_into(state, index, peers.rank, peers.world_size, missing_ok, extra_ok)
+
+    attempt, result, rejected = timeline.choose_and_load(
+        root, peers, fill, allow_fresh, older_than(), limits.storage_timeout_s
+    )
+    step = attempt.step if attempt else 0
+    lineage = claim(root, meeting, step, attempt.path.name if attempt else None, limits.storage_timeout_s)
+    missing, extra, notes = result or ([], [], [])
+    source = str(attempt.path) if attempt else None
+    tier = "storage" if attempt else "fresh"
+    return Loaded(step, tier, source, lineage, None, rejected, missing, extra, notes)
+
+
+def claim(root: Path, meeting: Meeting, resumed_from: int | None, base: str | None, limit_s: float) -> Lineage:
+    """Announce this generation in the root, now. Rank 0 does it, all return it."""
+    peers = meeting.peers
+    value: Any = None
+    if peers.rank == 0:
+        try:
+            made = timeline.bounded(
+                lambda: timeline.claim(root, resumed_from, base, peers.world_size), limit_s, f"{root}: announcing"
+            )
+            value = [made.epoch, made.generation, made.nonce]
+        except CheckpointError as error:
+            value = str(error)
+    value = peers.from_rank0("lineage", value)
+    if isinstance(value, str):
+        raise CheckpointError(value)
+    return layout.Lineage(*value)

@@ -1,0 +1,44 @@
+"""Who takes part in a checkpointer's generation, who shares this node, and where its keeper listens."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from ridethrough.checkpoint.client import KeeperClient, any_client, client_for
+from ridethrough.checkpoint.peers import Peers, host_identity
+
+
+class Meeting:
+    """Made once per checkpointer, by all ranks alike; a barrier. `nodes[i]` is the number of the node of rank i,
+    counted in the order of their first ranks. Raises CheckpointTimeout and CheckpointError."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self.peers = Peers(timeout_s)
+        agent = os.environ.get("RIDETHROUGH_KEEPER")
+        known = any_client()
+        path = agent or (str(known.path) if known else None)
+        told = self.peers.gather("nodes", [host_identity(), path])
+        places = [(host, agent_path if agent else "") for host, agent_path in told]
+        numbers: dict[tuple[str, str], int] = {}
+        self.nodes = [numbers.setdefault(place, len(numbers)) for place in places]
+        self.node = self.nodes[self.peers.rank]
+        self.num_nodes = len(numbers)
+        self.local_ranks = [r for r, node in enumerate(self.nodes) if node == self.node]
+        self.first = self.local_ranks[0]
+        shared = next((p for r, (_h, p) in enumerate(told) if self.nodes[r] == self.node and p), None)
+        if shared is None:
+            if self.peers.rank == self.first:
+                shared = str(Path(tempfile.mkdtemp(prefix="ridethrough-")) / "keeper.sock")
+                client_for(Path(shared), owned=True).connect()
+                self.peers.publish(f"keeper/{self.first}", shared)
+            else:
+                shared = self.peers.read(f"keeper/{self.first}")
+        self.client: KeeperClient = client_for(Path(str(shared)), owned=agent is None)
+        self.client.connect()
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this rank speaks for its node."""
+        return self.peers.rank == self.first

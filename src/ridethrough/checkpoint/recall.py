@@ -1,0 +1,199 @@
+"""Loading from memory: which version the nodes' keepers hold between them, agreed once, and put into the live state.
+
+Each node's first rank asks its keeper what it holds. Rank 0 proposes the newest version that is there for every
+rank of the world which made it; all ranks map what they need of it, and any rank's failure makes all step down to
+the next older one. Nothing here touches storage. Training thread, alike on all ranks."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ridethrough.checkpoint import held, marks
+from ridethrough.checkpoint.apply import load_into
+from ridethrough.checkpoint.arena import POOL
+from ridethrough.checkpoint.errors import CheckpointError, DamagedCheckpoint, StateMismatch
+from ridethrough.checkpoint.layout import data_file
+from ridethrough.checkpoint.meeting import Meeting
+from ridethrough.checkpoint.restore import Index, Reader, Saved
+from ridethrough.checkpoint.state import State
+
+FETCH_LIMIT_S = 120.0
+
+
+@dataclass
+class Recalled:
+    """What was loaded. `tier` is "memory" if every rank found its share on its own node, else "peer"."""
+
+    key: held.Key
+    tier: str
+    rejected: list[tuple[str, str]]
+    missing: list[str]
+    extra: list[str]
+    notes: list[str]
+
+    @property
+    def step(self) -> int:
+        return self.key[2]
+
+
+class Share:
+    """One rank's held snapshot, mapped into this process; its own arenas are not mapped again."""
+
+    def __init__(self, rank: int, reply: dict[str, Any]) -> None:
+        self.rank, self.entries = rank, reply["entries"]
+        self.alone: bool = reply["alone"]
+        self.serial, self.source = reply["serial"], reply.get("source", "own")
+        self.sizes = [reply["nbytes"], reply["tail_bytes"]]
+        fds: list[int] = reply["fds"]
+        try:
+            own = POOL.get(reply["arena_id"])
+            self.map = own.map if own is not None else mmap.mmap(fds[0], reply["size"], prot=mmap.PROT_READ)
+            tail = mmap.mmap(fds[1], max(1, reply["tail_bytes"]), prot=mmap.PROT_READ)
+        finally:
+            for fd in fds:
+                os.close(fd)
+        self.files = [_bytes_of(self.map)[: self.sizes[0]], _bytes_of(tail)[: self.sizes[1]]]
+
+    def whole(self) -> bool:
+        return marks.whole(self.map, self.serial)
+
+    def manifest(self) -> dict[str, Any]:
+        files = [{"name": data_file(self.rank, i), "bytes": size} for i, size in enumerate(self.sizes)]
+        return {"rank": self.rank, "files": files, "entries": self.entries}
+
+
+def _bytes_of(memory: mmap.mmap) -> torch.Tensor:
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # the map is read-only, and is only read
+        return torch.frombuffer(memory, dtype=torch.uint8)
+
+
+class MemoryIndex(Index):
+    """What some ranks' shares hold. `world_size` is that of the world which made the version."""
+
+    def __init__(self, shares: list[Share], world_size: int, what: str) -> None:
+        super().__init__(Path(what), [share.manifest() for share in shares])
+        self.world_size = world_size
+        self.shares = shares
+        self.memory = {data_file(s.rank, i): s.files[i] for s in shares for i in range(len(s.files))}
+
+    def reader(self, rank: int, world_size: int) -> Reader:
+        return MemoryReader(self, rank, world_size)
+
+
+class MemoryReader(Reader):
+    """Copies straight out of the arenas; whole shards go to any device in one piece."""
+
+    index: MemoryIndex
+
+    def _whole(self, chunk: Saved, local: torch.Tensor) -> bool:
+        flat = self.index.memory[chunk.file][chunk.offset : chunk.offset + chunk.nbytes]
+        self._after.append((local, flat.view(local.dtype).view(chunk.sizes)))
+        return True
+
+    def run(self) -> int:
+        total = 0
+        with torch.no_grad():
+            for name, reads in self._reads.items():
+                memory = self.index.memory[name]
+                for read in reads:
+                    read.target.copy_(memory[read.start : read.end])
+                    total += read.end - read.start
+            for target, source in self._after:
+                target.copy_(source, non_blocking=True)
+            if any(target.is_cuda for target, _source in self._after):
+                torch.cuda.synchronize()
+        for share in self.index.shares:
+            if not share.whole():
+                raise DamagedCheckpoint(
+                    f"{self.index.folder}: rank {share.rank}'s share was overwritten while it was read"
+                )
+        self._after.clear()
+        self._reads.clear()
+        return total
+
+
+def recall(
+    root: Path,
+    state: State,
+    meeting: Meeting,
+    older_than: int | None,
+    missing_ok: tuple[str, ...],
+    extra_ok: tuple[str, ...],
+) -> Recalled | None:
+    """Fill `state` from the newest version in memory; None, on all ranks, if no memory holds one that can be used."""
+    peers, client = meeting.peers, meeting.client
+    mine: list[dict[str, Any]] = []
+    if meeting.speaks:
+        reply = client.ask({"op": "inventory", "root": str(root)}, 5.0)
+        mine = reply["versions"] if reply else []
+    told = peers.gather("memory", mine)
+    candidates: list[dict[str, Any]] = []
+    if peers.rank == 0:
+        first = [meeting.nodes.index(node) for node in range(meeting.num_nodes)]
+        candidates = held.newest_common([told[rank] for rank in first], older_than)
+    rejected: list[tuple[str, str]] = []
+    turn = 0
+    while True:
+        turn += 1
+        proposal = peers.from_rank0(f"memory/{turn}", candidates.pop(0) if candidates else None)
+        if proposal is None:
+            return None
+        outcome, result = _attempt(root, state, meeting, proposal, missing_ok, extra_ok)
+        outcomes = peers.gather(f"memory/{turn}/outcome", outcome)
+        epoch, generation, step = proposal["key"]
+        if all("error" not in o for o in outcomes):
+            tier = "memory" if all(o["source"] == "own" for o in outcomes) else "peer"
+            missing, extra, notes = result or ([], [], [])
+            return Recalled((epoch, generation, step), tier, rejected, missing, extra, notes)
+        reason = next(f"rank {r}: {o['error']}" for r, o in enumerate(outcomes) if "error" in o)
+        rejected.append((f"memory: step {step} of generation {epoch}.{generation}", reason))
+
+
+def _attempt(
+    root: Path,
+    state: State,
+    meeting: Meeting,
+    proposal: dict[str, Any],
+    missing_ok: tuple[str, ...],
+    extra_ok: tuple[str, ...],
+) -> tuple[dict[str, str], tuple[list[str], list[str], list[str]] | None]:
+    peers = meeting.peers
+    try:
+        shares = _shares(root, meeting, proposal)
+        what = f"memory: step {proposal['key'][2]}"
+        index = MemoryIndex(shares, proposal["world_size"], what)
+        result = load_into(state, index, peers.rank, peers.world_size, missing_ok, extra_ok)
+    except (CheckpointError, StateMismatch, OSError, KeyError, ValueError, RuntimeError) as error:
+        return {"error": f"{type(error).__name__}: {error}"}, None
+    return {"source": "own" if all(s.source == "own" for s in shares) else "peer"}, result
+
+
+def _shares(root: Path, meeting: Meeting, proposal: dict[str, Any]) -> list[Share]:
+    """This rank's own share, if it has all that the state needs; else every rank's."""
+    rank, world = meeting.peers.rank, proposal["world_size"]
+
+    def fetch(which: int) -> Share:
+        message = {"op": "fetch", "root": str(root), "key": proposal["key"], "rank": which}
+        holders = proposal["holders"].get(str(which), proposal["holders"].get(which))
+        reply = meeting.client.ask({**message, "nodes": holders}, FETCH_LIMIT_S)
+        if reply is None or "error" in reply:
+            raise DamagedCheckpoint(
+                f"rank {which}'s share: {reply['error'] if reply else 'the keeper does not answer'}"
+            )
+        return Share(which, reply)
+
+    if world != meeting.peers.world_size:
+        return [fetch(which) for which in range(world)]
+    own = fetch(rank)
+    if own.alone:
+        return [own]
+    return [own if which == rank else fetch(which) for which in range(world)]
