@@ -139,6 +139,7 @@ class Session:
             TORCHELASTIC_USE_AGENT_STORE="True",
             RIDETHROUGH_GENERATION=str(place.generation),
             RIDETHROUGH_EPOCH=str(place.epoch),
+            RIDETHROUGH_OLDER_THAN=str(place.resume.get("older_than") or ""),
         )
         self._page.stamp("generation", place.generation)
         self._page.stamp("last_step_ns", 0)
