@@ -53,6 +53,7 @@ class TrainConfig(BaseModel):
     checkpoint_dir: str | None = Field(None, description="default: checkpoints/ in the run's folder, or here")
     checkpoint_every: int = Field(25, ge=0, description="steps between saves; 0 = only the last")
     checkpoint_mode: Literal["sync", "async"] = Field("async", description="whether training waits for the write")
+    memory: str = Field("auto", description="snapshots in memory: auto (every step), off, or every so many steps")
     keep: int = Field(3, ge=1, description="checkpoints to keep")
     loader_workers: int = Field(0, ge=0, description="loader processes per rank; the samples are the same for any")
     dtype: Literal["fp32", "bf16"] = Field("fp32", description="of the computation; shards and reductions stay fp32")
@@ -76,6 +77,14 @@ class TrainConfig(BaseModel):
                 )
             shape = stored
         return shape if self.num_layers is None else dataclasses.replace(shape, num_layers=self.num_layers)
+
+    def memory_every(self) -> Literal["auto", "off"] | int:
+        """`memory` as the checkpointer takes it."""
+        if self.memory == "auto" or self.memory == "off":
+            return self.memory  # type: ignore[return-value]
+        if not self.memory.isdigit() or int(self.memory) < 1:
+            raise ConfigError(f'--memory {self.memory}: give "auto", "off", or a number of steps from 1 on')
+        return int(self.memory)
 
     def highest_lr(self) -> float:
         """`lr`, else 2e-5 for weights that are trained already, else the preset's."""
@@ -124,6 +133,7 @@ def check(config: TrainConfig, world_size: int, run_dir: Path | None = None) -> 
     """
     try:
         shape = config.model()
+        config.memory_every()
         if config.init_from is not None:
             check_weights(config.init_from)
         corpus = load_corpus(config.data)

@@ -83,6 +83,7 @@ def train(run: Run, config: TrainConfig) -> None:
         every=config.checkpoint_every or None,
         keep=config.keep,
         mode=config.checkpoint_mode,
+        memory=config.memory_every(),
     )
     with run.phase("load"):
         loaded = checkpointer.load()
