@@ -155,3 +155,110 @@ def test_a_stopped_agent_that_comes_back_is_fenced(job: Any) -> None:
 def _parent(pid: int) -> int:
     with open(f"/proc/{pid}/stat") as file:
         return int(file.read().rsplit(")", 1)[1].split()[1])
+
+
+def test_b20_an_agent_that_comes_and_goes_uses_up_no_restarts_and_gets_no_endless_tries(job: Any) -> None:
+    """Lost nodes have a limit of their own: the second loss of a host cordons it (`cordon_after`)."""
+    cluster = Cluster(job, "2", 5000, "--node-wait", "3", "--max-restarts", "3")
+    coordinator = cluster.coordinator()
+    first = cluster.agent("a")
+    coming = cluster.agent("b0")
+    for time_ in (1, 2, 3):
+        reached = job.last_step()
+        wait_until(lambda r=reached: job.last_step() > r + 2 or coordinator.poll() is not None, job.text)
+        if coordinator.poll() is not None:
+            break
+        coming.send_signal(signal.SIGKILL)
+        coming.wait()
+        coming = cluster.agent(f"b{time_}")
+    assert job.wait(coordinator) == 80, job.text()
+    assert job.wait(first) == 80, job.text()
+    losses = [i for i in job.events("a", "incident") if i["class"] == "node_loss"]
+    assert 1 <= len(losses) <= 2 and len(losses) == len(job.events("a", "incident"))
+
+
+def test_b37_a_deleted_pod_comes_back_under_another_name(job: Any) -> None:
+    cluster = Cluster(job, "2", 120)
+    coordinator = cluster.coordinator()
+    stays, goes = cluster.agent("stays"), cluster.agent("goes")
+    wait_until(lambda: job.last_step() >= 3, job.text)
+    goes.send_signal(signal.SIGKILL)
+    wait_until(lambda: "is lost" in job.text("coordinator"), job.text)
+    reached = job.last_step()
+    comes = cluster.agent("comes")
+    assert job.wait(coordinator) == 0, job.text()
+    assert [job.wait(stays), job.wait(comes)] == [0, 0], job.text()
+    last = {e["rank"]: e for e in job.entered() if e["generation"] == 2}
+    assert sorted(last) == [0, 1, 2, 3] and {e["start"] for e in last.values()} == {reached}
+    assert job.results() == [expected(120, 4)] * 4
+
+
+def test_a_node_that_gets_notice_leaves_and_the_standby_takes_its_place(job: Any) -> None:
+    cluster = Cluster(job, "2", 150)
+    coordinator = cluster.coordinator()
+    agents = [cluster.agent("a"), cluster.agent("b")]
+    wait_until(lambda: job.last_step() >= 3, job.text)
+    standby = cluster.agent("c")
+    wait_until(lambda: job.last_step() >= 15, job.text)
+    agents[1].send_signal(signal.SIGTERM)
+    assert job.wait(agents[1]) == 82, job.text()
+    assert job.wait(coordinator) == 0, job.text()
+    assert [job.wait(agents[0]), job.wait(standby)] == [0, 0], job.text()
+    assert job.results() == [expected(150, 4)] * 4
+    assert {i["class"] for i in job.events("a", "incident")} <= {"preemption"}
+
+
+def test_b21_the_host_of_store_and_coordinator_lost_is_a_code_to_retry(job: Any) -> None:
+    """Embedded in an agent, the coordinator's end is the job's: the other agent stops its ranks and says so."""
+    endpoint = f"127.0.0.1:{free_port()}"
+    policy = job.folder / "policy.json"
+    policy.write_text('{"coordinator_wait_s": 2, "node_wait_s": 2}')
+    args = ["run", "--nnodes", "2", "--nproc-per-node", "1", "--rdzv-endpoint", endpoint, "--token-file"]
+    args += [str(job.token), "--runs", "runs", "--run-id", "a", "--policy", str(policy), COUNT, str(job.out), "5000"]
+    host = job.start(*args, name="host")
+    wait_until(lambda: list((job.folder / "runs").glob("a/events/*")), job.text)
+    other = job.start(*args, name="other")
+    wait_until(lambda: job.last_step() >= 3, job.text)
+    host.send_signal(signal.SIGKILL)
+    assert job.wait(other) == 80, job.text()
+    assert "was not reachable" in job.text("other")
+
+
+def ends(job: Any, count: int) -> None:
+    import random
+
+    draw = random.Random(58)
+    script = job.folder / "end.py"
+    script.write_text(
+        "import os, sys, time, torch, torch.distributed as dist, ridethrough as rt\n"
+        "def train(run):\n"
+        "    for step in run.steps(0, 5): dist.all_reduce(torch.ones(1))\n"
+        "rt.run(train)\n"
+        "time.sleep(float(sys.argv[1 + int(os.environ['RANK'])]))\n"
+    )
+    for number in range(count):
+        endpoint, name = f"127.0.0.1:{free_port()}", f"e{number}"
+        args = ["run", "--nnodes", "2", "--nproc-per-node", "1", "--rdzv-endpoint", endpoint, "--token-file"]
+        args += [
+            str(job.token),
+            "--runs",
+            "runs",
+            "--run-id",
+            name,
+            str(script),
+            *(str(5 * draw.random()) for _ in "ab"),
+        ]
+        agents = [job.start(*args, name=f"{name}-a"), job.start(*args, name=f"{name}-b")]
+        assert [job.wait(agent) for agent in agents] == [0, 0], job.text()
+        for log in (f"{name}-a", f"{name}-b"):
+            assert not any(word in job.text(log) for word in ("ERROR", "Traceback"))
+
+
+def test_c58_a_job_that_is_done_ends_quietly_whoever_is_last(job: Any) -> None:
+    ends(job, 1)
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(1800)
+def test_c58_twenty_quiet_ends(job: Any) -> None:
+    ends(job, 20)
