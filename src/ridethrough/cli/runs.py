@@ -195,6 +195,27 @@ def export(
     print(f"{count} {what} written to {to}")
 
 
+@app.command("otel")
+def otel(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="The run, `latest` for the newest.")],
+    endpoint: Annotated[
+        str, typer.Option("--endpoint", metavar="URL", help="Of an OTLP/HTTP collector.")
+    ] = "http://localhost:4318",
+    runs: Runs = None,
+) -> None:
+    """Send a run to an OpenTelemetry collector: a trace of its incidents and their stages, and its goodput.
+
+    Needs `pip install 'ridethrough[otel]'`.
+    """
+    from ridethrough.ledger.reading import LedgerError
+    from ridethrough.ledger.rundir import RunDirError
+    from ridethrough.report.otel import OtelError, send_run
+
+    with usage_errors(OtelError, RunDirError, LedgerError):
+        count = send_run(find(runs, run), endpoint)
+    print(f"{count} spans sent to {endpoint}")
+
+
 @app.command("compact")
 def compact_command(
     run: Annotated[list[str] | None, typer.Argument(metavar="[RUN...]", help="Runs; else all of the root.")] = None,
