@@ -225,12 +225,13 @@ class NvrxAsync(TorchSave):
 
 class Ridethrough(Mode):
     mode = "async"
+    memory: Any = "off"
 
     def prepare(self) -> None:
         import ridethrough as rt
 
         state = rt.State(model=self.job.model, optimizer=self.job.optimizer, rng=False)
-        self.checkpointer = rt.Checkpointer(self.root, state, mode=self.mode)  # type: ignore[arg-type]
+        self.checkpointer = rt.Checkpointer(self.root, state, mode=self.mode, memory=self.memory)  # type: ignore[arg-type]
         self.checkpointer.load()
         self.tickets: list[Any] = []
 
@@ -273,7 +274,7 @@ class Ridethrough(Mode):
         for name, p in self.job.model.named_parameters():
             fresh.register_parameter(name, torch.nn.Parameter(torch.empty_like(p.detach()), requires_grad=False))
         state = rt.State(model=fresh, optimizer=self.job.optimizer.__class__(fresh), rng=False)
-        reader = rt.Checkpointer(self.root, state)
+        reader = rt.Checkpointer(self.root, state, memory="off")
         reader.load()
         reader.close()
         found = {name: self.job.local(p) for name, p in fresh.named_parameters()}
@@ -296,6 +297,12 @@ class RidethroughSync(Ridethrough):
     mode = "sync"
 
 
+class RidethroughMemory(Ridethrough):
+    """A snapshot of every step in the keeper's memory, and the same durable saves."""
+
+    memory = 1
+
+
 MODES: dict[str, Callable[[Any, Path], Mode]] = {
     "torch-save": TorchSave,
     "dcp-save": DcpSave,
@@ -304,4 +311,5 @@ MODES: dict[str, Callable[[Any, Path], Mode]] = {
     "nvrx-async": NvrxAsync,
     "ridethrough": Ridethrough,
     "ridethrough-sync": RidethroughSync,
+    "ridethrough-memory": RidethroughMemory,
 }

@@ -58,8 +58,6 @@ def run_sweep(sweep: Sweep, tell: Callable[[str], None]) -> dict[str, Any]:
     pythons: dict[str, str] = {}
     for mode in sweep.modes:
         try:
-            if mode == "ridethrough-memory":
-                raise FileNotFoundError("this version has no memory tier")
             pythons[mode] = python_of(MODES[mode][0], sweep.peers or {})
         except FileNotFoundError as error:
             tell(f"{mode}: left out: {error}")
@@ -127,7 +125,7 @@ def _job(
 ) -> tuple[list[dict[str, Any]], str | None, int]:
     """Rows that came, why it ended badly (or None), and the peak of the job's memory (PSS of all its processes)."""
     free = available_memory_bytes()
-    need = size["world_size"] * (3 * size["state_bytes"] + 300_000_000)
+    need = size["world_size"] * (5 * size["state_bytes"] + 300_000_000)
     if free is not None and need > free:
         return [], f"needs about {need / 1e9:.1f} GB of memory, {free / 1e9:.1f} GB are free", 0
     with Place(sweep.keep / f"{mode}-{size['world_size']}" if sweep.keep is not None else None) as place:

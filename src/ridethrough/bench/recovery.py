@@ -130,7 +130,10 @@ def _control(matrix: Matrix, name: str, tell: Callable[[str], None]) -> dict[str
     python = python_of(MECHANISMS[name].env, matrix.peers) if MECHANISMS[name].family != "ddp" else None
     row = _run(matrix, name, python or python_of(None, {}), None, "control")
     tell(f"control by {name}: {row['wall_s']:.1f} s, step {row['step_s'] or 0:.2f} s, hash {row['final_hash']}")
-    return {key: row[key] for key in ("final_hash", "final_loss", "wall_s", "step_s", "training_goodput", "error")}
+    return {
+        key: row[key]
+        for key in ("final_hash", "final_loss", "wall_s", "step_s", "states_s", "training_goodput", "error")
+    }
 
 
 def _measured(

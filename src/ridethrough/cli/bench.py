@@ -150,6 +150,28 @@ def _median(spread: dict[str, Any] | None) -> str:
     return f"{spread['median']:.2f}" if spread else "-"
 
 
+@app.command()
+def page(
+    folder: Annotated[Path, typer.Option("--from", metavar="DIR", help="Folder of the JSON files.")] = Path(
+        "docs/benchmarks"
+    ),
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The page to write.")] = Path("docs/benchmarks.md"),
+    only_check: Annotated[
+        bool, typer.Option("--check", help="Write nothing; exit with 1 if the page is not that of the files.")
+    ] = False,
+) -> None:
+    """Make the page of the benchmarks from the JSON of `bench recovery`, `bench checkpoint` and `simulate`."""
+    from ridethrough.bench.page import page as make
+
+    with usage_errors(OSError, ValueError, KeyError):
+        text = make(folder)
+        if not only_check:
+            out.write_text(text, encoding="utf-8")
+        elif not out.is_file() or out.read_text(encoding="utf-8") != text:
+            _tell(f"{out} is not what {folder} says: run `ridethrough bench page`")
+            raise typer.Exit(1)
+
+
 def chosen(flag: str, text: str, known: Any) -> list[str]:
     """The names in a list of an option; exits with 2 on one that is unknown."""
     if text == "all":

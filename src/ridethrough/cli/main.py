@@ -33,6 +33,7 @@ COMMANDS = {
     "exit-codes": ("ridethrough.cli.exit_codes", "Exit codes and whether an orchestrator should try again."),
     "faults": ("ridethrough.cli.faults", "Fault schedules (plan) and kinds of fault (kinds)."),
     "bench": ("ridethrough.cli.bench", "Measure recovery and checkpoints beside every peer."),
+    "simulate": ("ridethrough.cli.simulate", "Goodput of a fleet on paper: 16 to 100,000 GPUs."),
     "k8s": ("ridethrough.cli.k8s", "Kubernetes: one file to a protected job; submit, status, logs, collect, delete."),
 }
 """Command -> (module with `app`, one line of help), in the order of `--help`."""
