@@ -134,7 +134,7 @@ def test_a06_a_port_that_is_held_for_a_while_is_waited_for(job: Any) -> None:
     assert job.text().count(f"address 127.0.0.1 {port}") == 2
 
 
-@pytest.mark.parametrize("which", ["store", "coordinator"])
+@pytest.mark.parametrize("which", ["store", pytest.param("coordinator", marks=pytest.mark.campaign)])
 def test_a06_a_port_that_is_held_for_ever_is_named_with_its_holder(job: Any, which: str) -> None:
     port = free_port()
     holder = hold(port, 300)
@@ -230,7 +230,14 @@ rt.run(train)
 """
 
 
-@pytest.mark.parametrize("workers, whole_group", [(2, True), (0, True), (2, False)])
+@pytest.mark.parametrize(
+    "workers, whole_group",
+    [
+        (2, True),
+        pytest.param(0, True, marks=pytest.mark.campaign),
+        pytest.param(2, False, marks=pytest.mark.campaign),
+    ],
+)
 def test_b15_a_signal_to_the_whole_group_still_saves(job: Any, workers: int, whole_group: bool) -> None:
     process = job.start(*options("a"), script(job, EMERGENCY), str(job.out), str(workers))
     wait_until(lambda: len(list(job.out.glob("step5.*"))) == 2, job.text)
@@ -301,7 +308,7 @@ def test_b19_what_a_restart_cannot_mend_is_not_retried(job: Any) -> None:
 
 
 def test_c45_preemptions_use_no_restarts_up(job: Any) -> None:
-    for time_ in range(2):
+    for time_ in range(1):
         name = f"p{time_}"
         reached = job.last_step()
         process = job.start(*options("a", 2, "--max-restarts", "2"), COUNT, str(job.out), "5000", name=name)
@@ -375,7 +382,7 @@ def _keys(folder: Path) -> set[str]:
 
 
 def test_c43_a_notice_at_any_moment_saves_a_whole_state(job: Any) -> None:
-    notices(job, 2)
+    notices(job, 1)
 
 
 @pytest.mark.campaign

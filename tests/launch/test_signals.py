@@ -27,6 +27,7 @@ def test_sighup_stays_ignored_if_it_was(job: Any) -> None:
     assert job.wait(process) == 0, job.text()
 
 
+@pytest.mark.campaign
 def test_a_signal_of_the_users_choice_is_a_notice(job: Any) -> None:
     process = launch(job, "--signals-to-handle", "SIGTERM,SIGUSR1")
     process.send_signal(signal.SIGUSR1)
