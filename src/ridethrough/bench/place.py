@@ -37,6 +37,7 @@ class Place:
         self.folder = Path(tempfile.mkdtemp(prefix="rt-bench-"))
         self.mark = secrets.token_hex(8)
         self.keep = keep
+        self.cwd = self.folder  # of its processes
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.ended_ns: dict[int, int] = {}
         self._roll = socket.socket(socket.AF_UNIX)
@@ -60,7 +61,7 @@ class Place:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                cwd=self.folder,
+                cwd=self.cwd,
                 env={**env, MARK: self.mark, "TMPDIR": str(self.folder)},
                 start_new_session=True,
             )

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from ridethrough.cli.bench_checkpoint import checkpoint
+from ridethrough.cli.bench_shadow import shadow
 from ridethrough.cli.json_option import STANDARD_OUTPUT, JsonCommand, JsonOption, write_json
 from ridethrough.cli.usage import fail, usage_errors
 
@@ -23,6 +24,7 @@ def root() -> None:
 
 
 app.command(cls=JsonCommand)(checkpoint)
+app.command(cls=JsonCommand, context_settings={"allow_extra_args": True})(shadow)
 
 PeerEnv = Annotated[
     list[str] | None,
