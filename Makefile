@@ -38,8 +38,8 @@ bench: $(READY) ## time recovery on this machine: bench-out/recovery.json
 
 peers: $(READY) .venv-peers/.ready ## the same beside torchrun and NVRx, in environments of their own
 	@mkdir -p bench-out
-	@$(BIN)/ridethrough bench recovery --mechanisms ridethrough,torchrun,nvrx-launcher,nvrx-inprocess \
-		--json bench-out/peers.json $(ARGS)
+	@$(BIN)/ridethrough bench recovery --mechanisms ridethrough,torchrun,nvrx-launcher,nvrx-inprocess,nvrx-inprocess-mended \
+		--peer-env nvrx=.venv-peers --json bench-out/peers.json $(ARGS)
 
 # NVRx pins much that it does not need here, so only what it imports is installed beside it.
 .venv-peers/.ready: $(READY)

@@ -2,8 +2,8 @@
 
 Each mechanism gets the same share of the budget and is ended as soon as the step that the fault struck is done again,
 so that a script of days is measured in minutes. Under the peers the script runs as it would without us, once per
-process; its ledger is written all the same, and the launchers' half of it is made as in recovery_reading.py. `{out}` in the
-script's arguments becomes a fresh folder for each run.
+process; its ledger is written all the same, and the launchers' half of it is made as in recovery_reading.py. `{out}` in
+the script's arguments becomes a fresh folder for each run.
 """
 
 from __future__ import annotations
