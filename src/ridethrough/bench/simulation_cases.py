@@ -128,7 +128,8 @@ def fleet_mechanisms(about: dict[str, float]) -> Iterator[Mechanism]:
         restore_s=1.0,
         detect_s={**_DETECT, "hang": max(5.0, 4 * step_s)},
         teardown_s=1.0,
-        rebuild_s=_rungs(group_s),
+        # Every mechanism makes the same groups; a warm process and a warm standby node add what was measured.
+        rebuild_s={"in_process": group_s, "replace_process": group_s + 1.5, "replace_node": group_s + 3.0},
     )
     supersede = Saving("supersede", 1, write_s, memory_every=1, replica_lag=2)
     yield Mechanism("ridethrough", ours, supersede, rungs=True)
