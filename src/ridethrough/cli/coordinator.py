@@ -49,9 +49,9 @@ def coordinator(
 
         ridethrough coordinator --bind 0.0.0.0:29500 --nnodes 2:4 --nproc-per-node 8 --token-file job.token --run-id a
     """
+    from ridethrough.generation.handshake import read_token
     from ridethrough.generation.policy import Policy
     from ridethrough.launch.config import LaunchConfig
-    from ridethrough.launch.handshake import read_token
     from ridethrough.launch.solo import coordinate
 
     with usage_errors(ValueError):

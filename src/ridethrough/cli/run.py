@@ -110,8 +110,8 @@ def run(
         ridethrough run --nnodes 2 --rdzv-endpoint node0:29500 --token-file job.token --nproc-per-node 8 train.py
         ridethrough run --nproc-per-node 4 --fault-at sigkill:1:20 --fault-steps 100 train.py
     """
+    from ridethrough.generation.handshake import read_token
     from ridethrough.launch.config import LaunchConfig
-    from ridethrough.launch.handshake import read_token
 
     if not ctx.args:
         fail("which script? ridethrough run [OPTIONS] SCRIPT [ARGS]; --help explains")

@@ -8,10 +8,10 @@ import sys
 import time
 from typing import Any
 
+from ridethrough.generation import handshake
 from ridethrough.generation import messages as m
 from ridethrough.generation.leases import Leases
 from ridethrough.generation.wire import WireError
-from ridethrough.launch import handshake
 from ridethrough.launch.channel import Channel
 from ridethrough.launch.coordinator import Coordinator
 from ridethrough.launch.outbox import Inbox, Outbox

@@ -25,6 +25,7 @@ from typing import Any
 
 from ridethrough.generation import messages as m
 from ridethrough.generation.faults import FaultReport
+from ridethrough.generation.handshake import read_token
 from ridethrough.generation.machine import GenerationMachine
 from ridethrough.generation.policy import Policy
 from ridethrough.generation.wire import Decoder, WireError, encode
@@ -33,7 +34,6 @@ from ridethrough.launch.config import LaunchConfig
 from ridethrough.launch.coordinator import Coordinator
 from ridethrough.launch.epoch import claim_epoch
 from ridethrough.launch.evidence import Evidence
-from ridethrough.launch.handshake import read_token
 from ridethrough.launch.last_words import last_words
 from ridethrough.launch.logs import WorkerLog
 from ridethrough.launch.server import CoordinatorServer

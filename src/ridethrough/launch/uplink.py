@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from ridethrough.generation import handshake
 from ridethrough.generation import messages as m
 from ridethrough.generation.wire import WireError
-from ridethrough.launch import handshake
 from ridethrough.launch.channel import Channel
 from ridethrough.launch.outbox import Inbox, Outbox
 
