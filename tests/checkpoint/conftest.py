@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import socket
@@ -18,6 +19,31 @@ from torch import nn
 from ridethrough.checkpoint import Checkpointer, State
 
 HERE = Path(__file__).parent
+
+
+def _load(name: str, path: Path) -> Any:
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None and spec.loader is not None
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
+
+
+# The launch tests' way to start real jobs, and to see that nothing of them is left.
+launch_job = _load("launch_job", HERE.parent / "launch" / "job.py")
+_load("memory_runs", HERE / "memory_runs.py")
+
+
+@pytest.fixture
+def launched(tmp_path: Path) -> Iterator[Any]:
+    """A launch_job.Job in a folder of its own."""
+    with launch_job.Job(tmp_path) as job:
+        yield job
+        wait = launch_job.wait_until
+        wait(lambda: not job.alive(), "processes are left", 20.0)
+        # A killed rank's own temporary folders (multiprocessing's) are not ours.
+        wait(lambda: not list(job.temporary.glob("ridethrough-*")), "files are left", 20.0)
 
 
 class Job:

@@ -25,3 +25,9 @@ def fail(operation: str, path: str) -> None:
     if operation == os.environ["FAIL_AT"] and os.environ["FAIL_ON"] in path and os.path.exists(os.environ["FAILING"]):
         number = int(os.environ["FAIL_ERRNO"])
         raise OSError(number, os.strerror(number), path)
+
+
+def hang(operation: str, path: str) -> None:
+    """Storage that does not answer at all while the file HANGING exists."""
+    while os.path.exists(os.environ["HANGING"]):
+        time.sleep(0.05)

@@ -114,6 +114,11 @@ class Group:
                 snapshot.give_up = f"rolled back to step {step}"
         return self._drop([s for s in above if s.state == QUEUED])
 
+    def obsolete(self, step: int) -> list[Snapshot]:
+        """Drop those that were queued without a worker's asking (they have no sequence) up to `step`."""
+        queued = [s for s in self.snapshots.values() if s.sequence < 0 and s.state == QUEUED]
+        return self._drop([s for s in queued if s.step <= step])
+
     def finish(self, snapshot: Snapshot) -> None:
         snapshot.state = DONE
         self.snapshots.pop(snapshot.sequence, None)

@@ -22,7 +22,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
-from ridethrough.checkpoint import recording, timeline
+from ridethrough.checkpoint import fileops, recording, timeline
 from ridethrough.checkpoint.budget import slots_for, state_bytes
 from ridethrough.checkpoint.client import any_client
 from ridethrough.checkpoint.copier import COPIER
@@ -122,6 +122,7 @@ class Checkpointer:
         self._prepares = any(p.is_cuda for m in state.modules.values() for p in m.parameters())
         self._closed = False
         self._lock = threading.Lock()
+        fileops.hook_from_environment()
         if not (self.memory_every and self.generation > 1):  # a recovery from memory touches no storage
             timeline.check_root(self.root)
         _live.add(self)
@@ -300,7 +301,10 @@ class Checkpointer:
         if not self.memory_every:
             self.slots = self.slots or 3
             return
-        slots, said = slots_for(state_bytes(self.state), len(meeting.local_ranks), self.memory_explicit)
+        if meeting.num_nodes > 1 and not all(meeting.endpoints):
+            slots, said = 0, "no memory tier: the nodes' keepers do not know each other; use `ridethrough run`"
+        else:
+            slots, said = slots_for(state_bytes(self.state), len(meeting.local_ranks), self.memory_explicit)
         least = min(meeting.peers.gather("slots", slots))
         if said and meeting.speaks:
             warnings.warn(said, stacklevel=4)
@@ -320,6 +324,9 @@ class Checkpointer:
                 "rank": meeting.peers.rank,
                 "world_size": meeting.peers.world_size,
                 "local_ranks": meeting.local_ranks,
+                "node": meeting.node,
+                "leader": meeting.nodes[0],
+                "endpoints": meeting.endpoints,
                 "options": {
                     "epoch": lineage.epoch,
                     "generation": lineage.generation,

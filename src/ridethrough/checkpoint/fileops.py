@@ -11,6 +11,7 @@ import errno
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from pathlib import Path
 
 from ridethrough.checkpoint.layout import digest
@@ -26,6 +27,19 @@ _said: set[str] = set()
 def set_hook(hook: Hook | None) -> None:
     global _hook
     _hook = hook
+
+
+def hook_from_environment() -> None:
+    """Install the hook that RIDETHROUGH_FILE_HOOK names, if it names one."""
+    hook = os.environ.get("RIDETHROUGH_FILE_HOOK")
+    if hook:
+        module, _, name = hook.partition(":")
+        set_hook(getattr(import_module(module), name))
+
+
+def reading(operation: str, path: str | Path) -> None:
+    """Called before a load touches storage."""
+    _before(operation, path)
 
 
 def _before(operation: str, path: str | Path) -> None:

@@ -42,6 +42,8 @@ class Tier:
         self.newest: dict[int, Key] = {}  # of each local rank
         self.poisoned: set[Key] = set()
         self.freed: list[Any] = []
+        self.replicas: dict[Key, dict[int, Any]] = {}  # other nodes' shares
+        self.replica_worlds: dict[Key, int] = {}
 
     def take_freed(self) -> list[Any]:
         gone, self.freed = self.freed, []
@@ -90,13 +92,29 @@ class Tier:
         for other in list(self.versions):
             if other != key and other[:2] != lineage:
                 self._drop(other)
+        for other in [k for k in self.replicas if k != key and k[:2] != lineage]:
+            self._drop_replica(other)
         self.base = key if key is not None else NOTHING
 
     # -- what is there ----------------------------------------------------------------------------------------------
     def complete(self) -> list[Key]:
         """Versions of this generation that every local rank has, newest first."""
-        mine = [k for k, v in self.versions.items() if k[:2] == self.lineage and self.local_ranks <= v.parts.keys()]
-        return sorted((k for k in mine if all(map(self._counts, self.versions[k].parts.values()))), reverse=True)
+        mine = [k for k in self.versions if k[:2] == self.lineage and self._all(k, self._counts)]
+        return sorted(mine, reverse=True)
+
+    def flushable(self, landed: Callable[[Any], bool]) -> list[Key]:
+        """Versions that may be written to storage without asking anybody, newest first: where rank 0 is, those that
+        the nodes agree on."""
+        keys = [k for k in sorted(self.versions, reverse=True) if self._all(k, landed)]
+        return keys if self.alone or not self.leads else [k for k in keys if k <= self.base]
+
+    def _all(self, key: Key, true: Callable[[Any], bool]) -> bool:
+        parts = self.versions[key].parts
+        return self.local_ranks <= parts.keys() and all(map(true, parts.values()))
+
+    @property
+    def leads(self) -> bool:
+        return 0 in self.local_ranks
 
     @property
     def alone(self) -> bool:
@@ -111,31 +129,51 @@ class Tier:
         self.base = agreed
         for key in [k for k in self.versions if k < agreed]:
             self._drop(key)
+        for key in [k for k in self.replicas if k < agreed]:
+            self._drop_replica(key)
 
-    def prune(self, floor: Key) -> None:
-        """Every node has something newer than `floor` or that itself: what lies before it can't become common."""
-        for key in [k for k in self.versions if k < floor and k != self.base and k[:2] == self.lineage]:
-            self._drop(key)
+    def agree(self, base: Key, following: Key, common: Key) -> None:
+        """What the nodes keep: the base, the one that is being replicated, and everything from `common` on."""
+        self.advance(base)
+        for key in [k for k in self.versions if k[:2] == self.lineage and k < common]:
+            if key not in (self.base, following):
+                self._drop(key)
+        for key in [k for k in self.replicas if k < self.base]:
+            self._drop_replica(key)
+
+    def add_replica(self, key: Key, world_size: int, rank: int, payload: Any) -> None:
+        if key < self.base and key[:2] == self.lineage:
+            return
+        self.replicas.setdefault(key, {})[rank] = payload
+        self.replica_worlds[key] = world_size
+
+    def _drop_replica(self, key: Key) -> None:
+        self.replicas.pop(key, None)
+        self.replica_worlds.pop(key, None)
 
     def inventory(self) -> list[dict[str, Any]]:
         """What could be loaded, newest first: the ranks whose share counts, of each version."""
         found = []
-        for key in sorted(self.versions, reverse=True):
-            version = self.versions[key]
-            ranks = sorted(rank for rank, payload in version.parts.items() if self._counts(payload))
+        for key in sorted({*self.versions, *self.replicas}, reverse=True):
+            version = self.versions.get(key)
+            parts = version.parts if version is not None else {}
+            ranks = {rank for rank, payload in parts.items() if self._counts(payload)} | set(self.replicas.get(key, ()))
+            world = version.world_size if version is not None else self.replica_worlds[key]
             if ranks:
-                found.append({"key": list(key), "world_size": version.world_size, "ranks": ranks})
+                found.append({"key": list(key), "world_size": world, "ranks": sorted(ranks)})
         return found
 
     def part(self, key: Key, rank: int) -> Any:
-        """The payload, or None."""
+        """The payload, own or replica, or None."""
         version = self.versions.get(key)
-        return version.parts.get(rank) if version is not None else None
+        own = version.parts.get(rank) if version is not None else None
+        return own if own is not None else self.replicas.get(key, {}).get(rank)
 
     def forget(self) -> None:
         """Everything is durable, or nobody needs it any more."""
         for key in list(self.versions):
             self._drop(key)
+        self.replicas.clear()
         self.base = NOTHING
 
     def _drop(self, key: Key) -> None:

@@ -6,7 +6,8 @@ nothing, knows no torch, and is niced.
 
 Threads: `main` accepts; `rt-client-*`, one per worker, reads its messages; `rt-job` writes, commits and
 prunes, one attempt at a time, with a bounded pool of writers. SIGTERM: no new saves, what is complete is
-finished within --grace seconds, then exit 0. It also ends when the process that started it is gone, or with
+finished within --grace seconds, and so is the newest state that is held in memory alone; then exit 0. SIGUSR1: write
+that state now. It also ends when the process that started it is gone, or with
 --exit-when-idle, once no worker is connected and nothing is left to write. A second keeper on the same socket
 exits at once.
 """
@@ -22,7 +23,6 @@ import socket
 import sys
 import threading
 import time
-from importlib import import_module
 from pathlib import Path
 
 from ridethrough.checkpoint import fileops, wire
@@ -44,7 +44,8 @@ class Keeper(Keeping):
     def finished(self) -> bool:
         """Whether to exit now (asked by the main thread a few times a second)."""
         with self.wake:
-            busy = self.current is not None or any(not g.idle for g in self.groups.values() if g.leads)
+            writing = any(not g.idle for g in self.groups.values() if g.leads or self.flushing)
+            busy = self.current is not None or writing
             now = time.monotonic()
             if self.stopping is not None:
                 return not busy or now - self.stopping > self.grace_s
@@ -84,21 +85,29 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--run-dir", type=Path, default=None)
     parser.add_argument("--exit-when-idle", action="store_true")
     parser.add_argument("--grace", type=float, default=30.0, help="seconds to finish writes after SIGTERM")
+    parser.add_argument(
+        "--address", default="", help="this node's own, for other nodes' keepers; the token is on stdin"
+    )
+    parser.add_argument("--replicas", type=int, choices=(0, 1), default=1, help="other nodes that hold a copy")
+    parser.add_argument("--replica-rate", type=float, default=0.0, help="bytes per second at most; 0: no limit")
     args = parser.parse_args(argv)
+    token = sys.stdin.readline().strip() if args.address else ""
     bound = listen(args.socket)
     if bound is None:
         return 0
     server, lock = bound
     with contextlib.suppress(OSError):
         os.nice(10)
-    hook = os.environ.get("RIDETHROUGH_FILE_HOOK")
-    if hook:
-        module, _, name = hook.partition(":")
-        fileops.set_hook(getattr(import_module(module), name))
+    fileops.hook_from_environment()
     keeper = Keeper(
         args.socket, Recorder(args.run_dir, "keeper"), exit_when_idle=args.exit_when_idle, grace_s=args.grace
     )
+    if args.address:
+        from ridethrough.checkpoint.neighbours import Neighbours  # what one node does not need
+
+        keeper.neighbours = Neighbours(keeper, args.address, token, args.replicas, args.replica_rate)
     signal.signal(signal.SIGTERM, lambda *_: keeper.stop())
+    signal.signal(signal.SIGUSR1, lambda *_: keeper.flush())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=keeper.work, name="rt-job", daemon=True).start()
     uid = os.getuid()

@@ -10,12 +10,16 @@ import os
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ridethrough.checkpoint import backlog, held, layout, wire
 from ridethrough.checkpoint.job import Job, run_job
 from ridethrough.checkpoint.kept import Client, Kept, Shared
 from ridethrough.ledger.recorder import Recorder
+
+if TYPE_CHECKING:
+    from ridethrough.checkpoint.neighbours import Neighbours
+    from ridethrough.checkpoint.replica import Replica
 
 POLL_S = 0.02
 LAST_WORDS_S = 1.0  # to read what a worker that has just died had still sent
@@ -29,9 +33,13 @@ class Keeping:
         self.wake = threading.Condition()
         self.groups: dict[tuple[str, str], backlog.Group] = {}
         self.tiers: dict[str, held.Tier] = {}
+        self.neighbours: Neighbours | None = None
         self.clients: set[Client] = set()
         self.current: Job | None = None
         self.stopping: float | None = None
+        self.flushing = False
+        self.written: dict[str, int] = {}  # newest committed step of each root
+        self.seen: dict[tuple[str, str], dict[str, Any]] = {}  # what each group was told at its start
         self.last_client = time.monotonic()
 
     # -- messages ---------------------------------------------------------------------------------------------------
@@ -94,10 +102,13 @@ class Keeping:
         with self.wake:
             key = (message["root"], message["lineage"])
             ranks = frozenset(message["local_ranks"])
+            self.seen[key] = message
             if key not in self.groups:
                 self.groups[key] = backlog.Group(key, ranks, message["world_size"], message["options"])
             if message["options"]["memory"]:
                 self._tier(message["root"]).begin(_lineage(message), ranks, message["world_size"])
+                if self.neighbours is not None:
+                    self.neighbours.join(message)
 
     def _on_hold(self, client: Client, message: dict[str, Any], fds: list[int]) -> None:
         tail = Shared(fds[0], max(1, message["tail_bytes"])) if fds else None
@@ -175,18 +186,24 @@ class Keeping:
         client.send({"ev": "inventory", "id": message["id"], "versions": versions})
 
     def _on_fetch(self, client: Client, message: dict[str, Any], _fds: list[int]) -> None:
-        """Hand a held share out: descriptors of its arena and tail, and what lies where."""
-        with self.wake:
-            tier = self.tiers.get(message["root"])
-            kept = tier.part(_key(message), message["rank"]) if tier is not None else None
-        if kept is None or not kept.counts():
-            client.send({"ev": "fetched", "id": message["id"], "error": "not held here any more"})
+        """Hand a share out: descriptors of its arena and tail, and what lies where. One that another node holds comes
+        over the wire first."""
+        found, source = self.share(message), "own"
+        if found is None and self.neighbours is not None:
+            found = self.neighbours.fetch(message["endpoints"], message)
+        if not isinstance(found, Kept):
+            source = "peer"
+        if found is None:
+            client.send({"ev": "fetched", "id": message["id"], "error": "no keeper holds it any more"})
             return
-        about = {
-            name: getattr(kept, name) for name in ("arena_id", "serial", "nbytes", "tail_bytes", "entries", "alone")
-        }
-        fds = (kept.arena.fd, *((kept.tail.fd,) if kept.tail is not None else ()))
-        client.send({"ev": "fetched", "id": message["id"], "size": kept.arena.size, **about}, fds)
+        names = ("arena_id", "serial", "nbytes", "tail_bytes", "entries", "alone", "size")
+        about = {name: getattr(found, name) for name in names}
+        client.send({"ev": "fetched", "id": message["id"], "source": source, **about}, found.descriptors)
+
+    def _on_endpoint(self, client: Client, message: dict[str, Any], _fds: list[int]) -> None:
+        """Where other nodes' keepers reach this one; empty if there are none."""
+        endpoint = self.neighbours.endpoint if self.neighbours is not None else ""
+        client.send({"ev": "endpoint", "id": message["id"], "endpoint": endpoint})
 
     def _on_settle(self, client: Client, message: dict[str, Any], _fds: list[int]) -> None:
         """All ranks have loaded: `key` from memory, or something else (None). Older generations write what is complete
@@ -218,6 +235,34 @@ class Keeping:
 
     def _on_stop(self, _client: Client, _message: dict[str, Any], _fds: list[int]) -> None:
         self.stop()
+
+    # -- other nodes' keepers -----------------------------------------------------------------------------------------
+    def share(self, message: dict[str, Any]) -> Kept | Replica | None:
+        """What is held here of a rank and version, own or replica. Any thread."""
+        with self.wake:
+            tier = self.tiers.get(message["root"])
+            found: Kept | Replica | None = tier.part(_key(message), message["rank"]) if tier is not None else None
+        return found if found is not None and found.counts() else None
+
+    def take_replica(self, message: dict[str, Any], share: Replica) -> None:
+        with self.wake:
+            self._tier(message["root"]).add_replica(_key(message), message["world_size"], message["rank"], share)
+
+    def complete(self, root: str) -> list[list[int]]:
+        with self.wake:
+            tier = self.tiers.get(root)
+            keys = tier.complete() if tier is not None else []
+        return [list(key) for key in keys]
+
+    def agree(self, root: str, word: dict[str, held.Key]) -> None:
+        with self.wake:
+            tier = self._tier(root)
+            if word["base"][:2] in (tier.lineage, held.NOTHING[:2]):
+                tier.agree(**word)
+                self._free()
+
+    def replicated(self, key: held.Key, seconds: float) -> None:
+        self.recorder.emit("replica", step=key[2], seconds=round(seconds, 6))
 
     # -- underneath -------------------------------------------------------------------------------------------------
     def _tier(self, root: str) -> held.Tier:
@@ -256,6 +301,10 @@ class Keeping:
 
     def release(self, group: backlog.Group, snapshot: backlog.Snapshot, event: dict[str, Any]) -> None:
         """A snapshot is written, or never will be: tell its workers how it ended. Under the lock."""
+        if event["ev"] == "committed":
+            self.written[group.key[0]] = max(snapshot.step, self.written.get(group.key[0], -1))
+            for older in group.obsolete(snapshot.step):
+                self.release(group, older, {"ev": "superseded", "reason": "a newer one is committed"})
         info = {"lineage": group.key[1], "root": group.key[0], "sequence": snapshot.sequence, "step": snapshot.step}
         for part in snapshot.parts.values():
             part.payload.drop("write")
@@ -274,7 +323,7 @@ class Keeping:
             with self.wake:
                 chosen = self._choose(announced)
                 if chosen is None:
-                    if self.stopping is not None:
+                    if self.stopping is not None and not self.flushing:
                         return
                     following = any(not g.leads and g.snapshots for g in self.groups.values())
                     self.wake.wait(POLL_S * 2 if following else 1.0)
@@ -305,7 +354,32 @@ class Keeping:
         with self.wake:
             if self.stopping is None:
                 self.stopping = time.monotonic()
+            self.flush()
+
+    def flush(self) -> None:
+        """Queue the newest state that is held in memory and not in storage. Needs no worker: the ranks may be stuck."""
+        with self.wake:
+            for root, tier in self.tiers.items():
+                keys = [key for key in tier.flushable(Kept.landed) if key[2] > self.written.get(root, -1)]
+                for key in keys[:1] if tier.leads else keys:
+                    self._queue(root, tier.versions[key])
             self.wake.notify_all()
+
+    def _queue(self, root: str, version: held.Version) -> None:
+        seen = self.seen[root, version.lineage]
+        key = (root, version.lineage)
+        step = version.key[2]
+        ranks = frozenset(seen["local_ranks"])
+        group = self.groups.setdefault(key, backlog.Group(key, ranks, seen["world_size"], seen["options"]))
+        attempt = f"{version.lineage.rsplit('.', 1)[0]}.m{step}"
+        if any(s.attempt == attempt for s in group.snapshots.values()):
+            return
+        self.flushing = True
+        snapshot = backlog.Snapshot(-1 - step, step, True, attempt, options=seen["options"])
+        for rank, kept in version.parts.items():
+            kept.uses.add("write")
+            snapshot.parts[rank] = backlog.Staged(rank, kept)
+        group.snapshots[snapshot.sequence] = snapshot
 
 
 def _lineage(message: dict[str, Any]) -> tuple[int, int]:

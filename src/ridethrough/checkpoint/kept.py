@@ -92,12 +92,25 @@ class Kept:
             return True
         return self.client.gone and self.proven and marks.whole(self.arena.map, self.serial)
 
+    def landed(self) -> bool:
+        """Whether it is whole, and of the step that it says if fences work: they wait for the copy. Enough to write it
+        to storage when there is no time left, not to give up an older one for it."""
+        return self.counts() or (self.proven and marks.whole(self.arena.map, self.serial))
+
     def buffers(self) -> list[memoryview]:
         """In file order: the image, then the small values."""
         found = [self.arena.view(self.nbytes)]
         if self.tail is not None:
             found.append(self.tail.view(self.tail_bytes))
         return found
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        return (self.arena.fd, *((self.tail.fd,) if self.tail is not None else ()))
+
+    @property
+    def size(self) -> int:
+        return self.arena.size
 
     def drop(self, use: str) -> None:
         """One use less. The caller holds the keeper's lock."""

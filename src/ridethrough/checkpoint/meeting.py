@@ -19,15 +19,16 @@ class Meeting:
         agent = os.environ.get("RIDETHROUGH_KEEPER")
         known = any_client()
         path = agent or (str(known.path) if known else None)
-        told = self.peers.gather("nodes", [host_identity(), path])
-        places = [(host, agent_path if agent else "") for host, agent_path in told]
+        told = self.peers.gather("nodes", [host_identity(), path, _endpoint(agent)])
+        places = [(host, keeper if agent else "") for host, keeper, _endpoint in told]
         numbers: dict[tuple[str, str], int] = {}
         self.nodes = [numbers.setdefault(place, len(numbers)) for place in places]
         self.node = self.nodes[self.peers.rank]
         self.num_nodes = len(numbers)
         self.local_ranks = [r for r, node in enumerate(self.nodes) if node == self.node]
         self.first = self.local_ranks[0]
-        shared = next((p for r, (_h, p) in enumerate(told) if self.nodes[r] == self.node and p), None)
+        self.endpoints = [told[self.nodes.index(node)][2] for node in range(self.num_nodes)]
+        shared = next((p for r, (_h, p, _e) in enumerate(told) if self.nodes[r] == self.node and p), None)
         if shared is None:
             if self.peers.rank == self.first:
                 shared = str(Path(tempfile.mkdtemp(prefix="ridethrough-")) / "keeper.sock")
@@ -42,3 +43,13 @@ class Meeting:
     def speaks(self) -> bool:
         """Whether this rank speaks for its node."""
         return self.peers.rank == self.first
+
+
+def _endpoint(agent: str | None) -> str:
+    """Where other nodes' keepers reach this node's; empty where it has no neighbours."""
+    if not agent:
+        return ""
+    client = client_for(Path(agent), owned=False)
+    client.connect()
+    reply = client.ask({"op": "endpoint"}, 5.0)
+    return str(reply["endpoint"]) if reply else ""

@@ -184,7 +184,8 @@ def _shares(root: Path, meeting: Meeting, proposal: dict[str, Any]) -> list[Shar
     def fetch(which: int) -> Share:
         message = {"op": "fetch", "root": str(root), "key": proposal["key"], "rank": which}
         holders = proposal["holders"].get(str(which), proposal["holders"].get(which))
-        reply = meeting.client.ask({**message, "nodes": holders}, FETCH_LIMIT_S)
+        endpoints = [meeting.endpoints[node] for node in holders if meeting.endpoints[node]]
+        reply = meeting.client.ask({**message, "endpoints": endpoints}, FETCH_LIMIT_S)
         if reply is None or "error" in reply:
             raise DamagedCheckpoint(
                 f"rank {which}'s share: {reply['error'] if reply else 'the keeper does not answer'}"

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from ridethrough.checkpoint import fileops
 from ridethrough.checkpoint.errors import DamagedCheckpoint, StateMismatch
 from ridethrough.checkpoint.layout import digest
 
@@ -211,6 +212,7 @@ class Reader:
         buffer = torch.empty(size, dtype=torch.uint8)
         memory: Any = buffer.numpy()
         view = memoryview(memory)
+        fileops.reading("read", path)
         try:
             fd = os.open(path, os.O_RDONLY)
             try:

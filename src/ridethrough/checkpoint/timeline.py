@@ -146,7 +146,7 @@ def choose_and_load(
     rejected: list[tuple[str, str]] = []
     candidates: list[layout.Attempt] = []
     if peers.rank == 0:
-        attempts = bounded(lambda: layout.scan(root), storage_timeout_s, f"{root}: listing checkpoints")
+        attempts = bounded(lambda: _scan(root), storage_timeout_s, f"{root}: listing checkpoints")
         candidates = [a for a in attempts if a.state == "committed"]
         if older_than is not None:
             candidates.sort(key=lambda a: a.step >= older_than)
@@ -197,6 +197,11 @@ def choose_and_load(
             _mark(folder, bad["reason"])
 
 
+def _scan(root: Path) -> list[layout.Attempt]:
+    fileops.reading("list", root)
+    return layout.scan(root)
+
+
 def _propose(candidates: list[layout.Attempt], rejected: list[tuple[str, str]]) -> dict[str, Any]:
     """The newest candidate whose small records are whole (rank 0; bad ones are named and skipped on the way)."""
     while candidates:
@@ -222,6 +227,7 @@ def _mark(folder: Path, reason: str) -> None:
 def check_root(root: Path) -> None:
     """Make the root and prove that it can be written, so that a bad path is met before training."""
     try:
+        fileops.reading("mkdir", root)
         root.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=root) as file:
             file.write(b"probe")

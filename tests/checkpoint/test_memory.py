@@ -1,0 +1,147 @@
+"""Jobs of real ranks that lose a rank, or everything, and go on from memory: at most one step back, bit for bit."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from launch_job import Job, wait_until
+from memory_runs import SAME, loads, notes, run
+
+from ridethrough.checkpoint import layout
+from ridethrough.ledger.partition import read_events
+from ridethrough.ledger.summary import ledger_summary, read_run
+
+HERE = Path(__file__).parent
+pytestmark = pytest.mark.ranks
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Rank -> step -> note of a run without faults."""
+    with Job(tmp_path_factory.mktemp("control")) as job:
+        assert job.wait(run(job, "control")) == 0, job.text()
+        return [notes(job, "control", rank) for rank in range(2)]
+
+
+def check_alike(job: Any, name: str, undisturbed: Any, steps: int = 16) -> None:
+    for rank in range(2):
+        mine = notes(job, name, rank)
+        assert sorted(mine) == list(range(1, steps + 1))
+        for step, note in mine.items():
+            assert {k: note[k] for k in SAME} == {k: undisturbed[rank][step][k] for k in SAME}, (rank, step)
+
+
+def check_epochs(job: Any, name: str) -> None:
+    """Case A10: of each epoch and loader, every sample once."""
+    mine = [notes(job, name, rank) for rank in range(2)]
+    for which in range(len(mine[0][1]["ids"])):
+        for epoch in (range(1, 9), range(9, 17)):
+            seen = [i for rank in mine for step in epoch for i in rank[step]["ids"][which]]
+            assert sorted(seen) == list(range(64)), (which, epoch)
+
+
+@pytest.mark.parametrize("memory", ["auto", "off"])
+def test_a10_a11_no_sample_twice_and_every_random_stream_goes_on(launched: Any, undisturbed: Any, memory: str) -> None:
+    """Cases A10 and A11: killed in the middle and exactly at the end of an epoch, with 0 or 2 loader processes,
+    persistent or not. Samples, losses, random streams, weights and the scaler are those of an undisturbed run."""
+    faults = ("sigkill:1:6:forward", "sigkill:0:8:save", "exception:1:12:backward")
+    flags = [word for fault in faults for word in ("--fault-at", fault)]
+    assert launched.wait(run(launched, "a", *flags, memory=memory)) == 0, launched.text()
+    check_alike(launched, "a", undisturbed)
+    check_epochs(launched, "a")
+    tiers = loads(launched, "a")
+    if memory == "off":
+        assert {tier for _step, tier in tiers} == {"fresh", "storage"}
+        return
+    assert [tier for _step, tier in tiers] == ["fresh", "memory", "memory", "memory"]
+    lost = [i["steps_lost"] for i in ledger_summary(read_run(launched.folder / "runs" / "a"))["incidents"]]
+    assert len(lost) == 3 and max(lost) <= 1, lost
+
+
+def test_a_recovery_from_memory_does_not_wait_for_storage_that_hangs(launched: Any, undisturbed: Any) -> None:
+    hanging = launched.folder / "hanging"
+    env = {"RIDETHROUGH_FILE_HOOK": "hooks:hang", "HANGING": str(hanging), "PYTHONPATH": str(HERE)}
+    process = run(launched, "h", "--fault-at", "sigkill:1:6:backward", env=env, step_s=0.1)
+    wait_until(lambda: notes(launched, "h", 0).get(5), lambda: f"no step 5:\n{launched.text()}")
+    hanging.touch()
+    wait_until(lambda: notes(launched, "h", 0).get(14), lambda: f"did not go on:\n{launched.text()}")
+    hanging.unlink()
+    assert launched.wait(process) == 0, launched.text()
+    check_alike(launched, "h", undisturbed)
+    assert loads(launched, "h")[1][1] == "memory"
+    committed = [a.step for a in layout.scan(launched.folder / "ckpt-h") if a.state == "committed"]
+    assert max(committed) == 16
+
+
+def test_without_a_copy_in_memory_a_load_waits_its_limit_and_ends_with_a_code(launched: Any) -> None:
+    hanging = launched.folder / "hanging"
+    env = {"RIDETHROUGH_FILE_HOOK": "hooks:hang", "HANGING": str(hanging), "PYTHONPATH": str(HERE)}
+    more = {"memory": "off", "every": 100, "step_s": 0.2, "storage_timeout_s": 0.5, "loaders": False}
+    process = run(launched, "h", "--fault-at", "exception:1:6:backward", env=env, **more)
+    wait_until(lambda: notes(launched, "h", 0).get(4), lambda: f"no step 4:\n{launched.text()}")
+    hanging.touch()
+    assert launched.wait(process) == 81, launched.text()
+    assert "storage did not answer within 0.5 s" in launched.text()
+
+
+def test_a_stop_saves_the_newest_state_in_memory_though_the_ranks_are_stuck(launched: Any) -> None:
+    """Rule of a preemption: the keepers need no rank."""
+    flags = ("--observe", "--stop-grace", "3", "--fault-at", "hang:1:6:forward")
+    process = run(launched, "s", *flags, every=None, loaders=False)
+    wait_until(lambda: notes(launched, "s", 0).get(5), lambda: f"no step 5:\n{launched.text()}")
+    time.sleep(0.5)
+    began = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    assert launched.wait(process) == 82, launched.text()
+    assert time.monotonic() - began < 20
+    (found,) = [a for a in layout.scan(launched.folder / "ckpt-s") if a.state == "committed"]
+    assert found.step == 5
+    assert launched.wait(run(launched, "s2", "--observe", every=None, loaders=False)) == 0
+    (launched.folder / "ckpt-s").rename(launched.folder / "ckpt-s3")
+    assert launched.wait(run(launched, "s3", every=None, loaders=False)) == 0
+    assert loads(launched, "s3") == [(5, "storage")]
+    for rank in range(2):
+        resumed, whole = notes(launched, "s3", rank), notes(launched, "s2", rank)
+        assert {k: resumed[16][k] for k in SAME} == {k: whole[16][k] for k in SAME}
+
+
+def test_a_state_that_is_not_finite_is_never_gone_back_to(launched: Any) -> None:
+    """Poison: weights are not finite from step 5 on; after the exception the job resumes before that."""
+    flags = ("--fault-at", "exception:0:8:forward")
+    assert launched.wait(run(launched, "p", *flags, nan_at=5, every=6, loaders=False)) == 0, launched.text()
+    assert loads(launched, "p") == [(0, "fresh"), (4, "memory")]
+    bad = [a for a in layout.scan(launched.folder / "ckpt-p") if a.step == 6 and ".g1." in a.attempt]
+    assert all(a.state != "committed" for a in bad)
+    assert "nan" not in notes(launched, "p", 0)[16]["loss"]
+
+
+@pytest.mark.parametrize(
+    "count", [pytest.param(10, id="tenth"), pytest.param(100, marks=[pytest.mark.campaign, pytest.mark.timeout(3600)])]
+)
+def test_every_fault_costs_at_most_one_step_and_the_end_is_the_same(launched: Any, count: int) -> None:
+    """Exceptions, hangs and SIGKILL on any rank in any phase, drawn with a seed, one after the other."""
+    chance = random.Random(11)
+    steps = 4 * count + 6
+    phases = ("data", "forward", "backward", "optimizer", "save")
+    flags: list[str] = []
+    for number in range(count):
+        kind = chance.choice(("exception", "sigkill", "sigkill", "exception", "hang"))
+        fault = f"{kind}:{chance.randrange(2)}:{4 * number + chance.randrange(3, 6)}:{chance.choice(phases)}"
+        flags += ["--fault-at", fault]
+    flags += ["--max-restarts", "1000"]
+    more = {"steps": steps, "loaders": False, "every": 50}
+    assert launched.wait(run(launched, "control", **more), 600) == 0, launched.text()
+    assert launched.wait(run(launched, "f", *flags, **more), 3000) == 0, launched.text()
+    control = [notes(launched, "control", rank) for rank in range(2)]
+    check_alike(launched, "f", control, steps)
+    incidents = ledger_summary(read_run(launched.folder / "runs" / "f"))["incidents"]
+    fired = [e for e in read_events(launched.folder / "runs" / "f") if e["kind"] == "fault_injected"]
+    assert len(fired) == count
+    assert {i["steps_lost"] for i in incidents} <= {0, 1}, [(i["id"], i["steps_lost"], i["phase"]) for i in incidents]
+    tiers = loads(launched, "f")
+    assert {tier for _step, tier in tiers[1:]} == {"memory"}

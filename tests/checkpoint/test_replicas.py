@@ -1,0 +1,106 @@
+"""Two nodes on one machine, each with an agent and a keeper: a lost node's shares come from its neighbour's memory."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from launch_job import free_port, wait_until
+from memory_runs import SAME, loads, notes, options
+
+from ridethrough.checkpoint.agreement import Agreement
+from ridethrough.checkpoint.held import NOTHING
+from ridethrough.ledger.summary import ledger_summary, read_run
+
+HERE = Path(__file__).parent
+
+
+def key(step: int) -> tuple[int, int, int]:
+    return (0, 1, step)
+
+
+def test_all_nodes_replicate_the_same_version_and_the_base_is_one_that_all_have_sent() -> None:
+    one = Agreement(2, 1)
+    assert one.report(0, [key(1)], NOTHING)["following"] == list(NOTHING)
+    assert one.report(1, [key(1)], NOTHING) == {"base": [-1, -1, -1], "following": [0, 1, 1], "common": [0, 1, 1]}
+    one.report(0, [key(2), key(1)], key(1))
+    word = one.report(1, [key(3), key(2), key(1)], NOTHING)
+    assert word == {"base": [-1, -1, -1], "following": [0, 1, 1], "common": [0, 1, 2]}
+    word = one.report(1, [key(3), key(2), key(1)], key(1))
+    assert word == {"base": [0, 1, 1], "following": [0, 1, 2], "common": [0, 1, 2]}
+    assert one.report(0, [key(3)], key(1))["following"] == [0, 1, 3], "one that a node has given up can't be it"
+
+
+def test_without_replicas_the_base_is_the_newest_that_all_have() -> None:
+    one = Agreement(2, 0)
+    one.report(0, [key(5), key(4)], NOTHING)
+    assert one.report(1, [key(4)], NOTHING)["base"] == [0, 1, 4]
+
+
+class Cluster:
+    """A coordinator of its own and any number of agents with one rank each."""
+
+    def __init__(self, job: Any, *flags: str) -> None:
+        self.job, self.flags = job, ("--node-wait", "60", "--lease", "2", *flags)
+        self.endpoint = f"127.0.0.1:{free_port()}"
+        common = ("--nnodes", "2", "--nproc-per-node", "1", "--token-file", str(job.token), "--runs", "runs")
+        self.common = (*common, "--run-id", "r")
+
+    def coordinator(self) -> Any:
+        own = ("--node-wait", "60", "--lease", "2")
+        return self.job.start("coordinator", "--bind", self.endpoint, *self.common, *own, name="coordinator")
+
+    def agent(self, name: str, **more: Any) -> Any:
+        script = (str(HERE / "epochs_job.py"), options(self.job, "r", loaders=False, **more))
+        rest = ("--rdzv-endpoint", self.endpoint, "--join", *self.flags, *script)
+        return self.job.start("run", *self.common, *rest, name=name)
+
+
+@pytest.mark.ranks
+def test_a_lost_node_costs_at_most_a_step_more_than_a_replication_takes(launched: Any) -> None:
+    more = {"steps": 24, "step_s": 0.1, "every": None}
+    cluster = Cluster(launched)
+    coordinator = cluster.coordinator()
+    agents = {name: cluster.agent(name, **more) for name in "abc"}
+    wait_until(lambda: notes(launched, "r", 0).get(10), lambda: f"no step 10:\n{launched.text()}")
+    run = launched.folder / "runs" / "r"
+    with_rank = {e["rank"]: e["worker"] for p in _plans(run) for e in p["members"]}
+    nodes = {m["rank"]: m["node"] for m in _plans(run)[0]["members"]}
+    assert len(set(nodes.values())) == 2 and with_rank
+    killed = next(name for name, process in agents.items() if _parent_of_rank(run, 1) == process.pid)
+    agents.pop(killed).send_signal(signal.SIGKILL)
+    assert launched.wait(coordinator) == 0, launched.text()
+    assert [launched.wait(process) for process in agents.values()] == [0, 0], launched.text()
+    assert [tier for _step, tier in loads(launched, "r")] == ["fresh", "peer"]
+    (incident,) = ledger_summary(read_run(run))["incidents"]
+    assert (incident["class"], incident["rung"]) == ("node_loss", "replace_node")
+    assert incident["steps_lost"] <= 2, incident
+    whole = [launched.folder / "whole" for _ in range(1)]
+    args = ["run", "--nproc-per-node", "2", "--runs", "runs", "--run-id", "whole", str(HERE / "epochs_job.py")]
+    plain = json.dumps({"out": str(whole[0]), "root": str(launched.folder / "ckpt-whole"), "loaders": False, **more})
+    assert launched.run(*args, plain, name="whole") == 0
+    for rank in range(2):
+        mine, other = notes(launched, "r", rank), notes(launched, "whole", rank)
+        assert {k: mine[24][k] for k in SAME} == {k: other[24][k] for k in SAME}
+
+
+def _plans(run: Path) -> list[dict[str, Any]]:
+    from ridethrough.ledger.partition import read_events
+
+    return [e for e in read_events(run) if e["kind"] == "plan"]
+
+
+def _parent_of_rank(run: Path, rank: int) -> int:
+    """The agent that started the process of a rank."""
+    from ridethrough.ledger.partition import read_events
+
+    pid = next(e["pid"] for e in read_events(run) if e["kind"] == "worker_spawn" and e["rank"] == rank)
+    while True:
+        stat = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+        pid = int(stat[1])
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        if b"\0run\0" in command:
+            return pid
