@@ -143,6 +143,26 @@ TokenFile = Annotated[
         metavar="FILE",
     ),
 ]
+Replicas = Annotated[
+    int,
+    _own(
+        NODES,
+        "--replicas",
+        "Other machines that hold a copy of each machine's newest snapshot: 1, or 0 to do without.",
+        min=0,
+        max=1,
+    ),
+]
+ReplicaRate = Annotated[
+    float,
+    _own(
+        NODES,
+        "--replica-rate",
+        "What a machine may send for that, in MB per second; 0: as fast as the network.",
+        min=0,
+        metavar="MB/S",
+    ),
+]
 NodeWait = Annotated[
     float,
     _own(

@@ -76,7 +76,15 @@ class NodeAgent:
         self._store = StoreHost(address, config.master_port)
         base_env = worker_environment(config, run, self._folder, self._job, address)
         self._forker = Forker(job_mark=self._mark, folder=str(self._folder), preload=config.preload, env=base_env)
-        self._keeper = KeeperProcess(self._folder / "keeper.sock", run)
+        several = config.max_nodes > 1 and bool(config.token)
+        self._keeper = KeeperProcess(
+            self._folder / "keeper.sock",
+            run,
+            address=address if several else "",
+            token=config.token,
+            replicas=config.replicas,
+            rate=config.replica_rate,
+        )
         self._base_env = base_env
         self._evidence = Evidence(run.incidents_dir, self.name, self._workers)
         self._watch = Watch(config.policy, self.node, self._workers, report, recorder.emit, self._take_stacks)
@@ -186,6 +194,8 @@ class NodeAgent:
                 self._kill(worker, action.why)
         elif isinstance(action, m.AskStep):
             self._broadcast({"t": "ask_step", "generation": action.generation, "cause": action.cause})
+            loop = asyncio.get_running_loop()
+            loop.call_later(self.config.policy.stop_grace_s / 3, self._flush_if_stuck, action.generation)
         elif isinstance(action, m.StopAt):
             self._broadcast({"t": "stop_at", "generation": action.generation, "step": action.step})
         elif isinstance(action, m.Inspect):
@@ -194,6 +204,12 @@ class NodeAgent:
 
     def _take_stacks(self, generation: int) -> None:
         self._evidence.take(self._plan.epoch if self._plan is not None else 0, generation, stacks=True)
+
+    def _flush_if_stuck(self, generation: int) -> None:
+        """A planned end was asked for a while ago. Should the ranks not come to it, the keeper has their state."""
+        mine = [w for w in self._slots.values() if w.generation == generation and not w.gone.is_set()]
+        if any(w.state not in ("finished", "ready") for w in mine):
+            self._keeper.flush()
 
     def _take_evidence(self, generation: int) -> None:
         self._evidence.take(self._plan.epoch if self._plan is not None else 0, generation)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -19,9 +20,15 @@ _STOP_LIMIT_S = 60.0
 class KeeperProcess:
     """The background writer of checkpoints. It ends by itself when it gets SIGTERM, after the writes in flight."""
 
-    def __init__(self, path: Path, run: RunDir) -> None:
+    def __init__(
+        self, path: Path, run: RunDir, *, address: str = "", token: str = "", replicas: int = 1, rate: float = 0.0
+    ) -> None:
+        """`address`: where keepers of other nodes reach this one; they prove that they know `token`."""
+        self._token = token
         self._argv = [sys.executable, "-m", "ridethrough.checkpoint.keeper", "--socket", str(path)]
         self._argv += ["--run-dir", str(run.path)]
+        if address:
+            self._argv += ["--address", address, "--replicas", str(replicas), "--replica-rate", str(rate)]
         self._process: subprocess.Popen[bytes] | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._starts = 0
@@ -32,6 +39,11 @@ class KeeperProcess:
 
     def start(self) -> None:
         self._watcher = asyncio.ensure_future(self._supervise())
+
+    def flush(self) -> None:
+        """Has it write the newest state that only memory holds; the ranks need not be able to do anything."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(signal.SIGUSR1)
 
     async def stop(self) -> None:
         """Lets it finish its writes; kills it after a minute."""
@@ -51,7 +63,10 @@ class KeeperProcess:
         while self._starts <= _RESTARTS:
             self._starts += 1
             argv = guard.command(os.getpid(), signal.SIGTERM, self._argv)
-            self._process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, start_new_session=True)
+            self._process = subprocess.Popen(argv, stdin=subprocess.PIPE, start_new_session=True)
+            assert self._process.stdin is not None
+            with contextlib.suppress(OSError), self._process.stdin as stdin:
+                stdin.write(f"{self._token}\n".encode())  # never in its environment or command line
             pidfd = os.pidfd_open(self._process.pid)
             ended = asyncio.Event()
             loop = asyncio.get_running_loop()
