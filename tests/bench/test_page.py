@@ -18,7 +18,7 @@ def test_the_page_is_that_of_the_files() -> None:
 
 
 def environment() -> dict[str, Any]:
-    workload = {"world_size": 4, "timeout_s": 10, "save_every": 4, "clock_factor": 6}
+    workload = {"world_size": 4, "timeout_s": 10, "save_every": 4, "clock_factor": 6, "dim": 512, "layers": 5}
     return {
         "machine": {"cpus_usable": 2, "memory_bytes": 8e9},
         "versions": {"ridethrough": "0", "python": "3", "torch": "2"},

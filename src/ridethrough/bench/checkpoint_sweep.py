@@ -13,11 +13,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ridethrough.bench.machine import measured_on
 from ridethrough.bench.mechanisms import python_of
 from ridethrough.bench.peer_versions import peer_versions
 from ridethrough.bench.place import Place, ended_by_signals, free_port
 from ridethrough.health.cgroup import available_memory_bytes
-from ridethrough.report.environment import environment
 
 _FILES = ("checkpoint_job.py", "checkpoint_modes.py", "checkpoint_throttle.py")
 MODES: dict[str, tuple[str | None, str]] = {
@@ -84,7 +84,7 @@ def run_sweep(sweep: Sweep, tell: Callable[[str], None]) -> dict[str, Any]:
         "begun": begun,
         "ended": _now(),
         "environment": {
-            **environment(sweep.folder or Path()),
+            **measured_on(sweep.folder or Path()),
             "peers": peer_versions({mode: pythons[mode] for mode in pythons if MODES[mode][0]}),
             "sweep": asked,
         },

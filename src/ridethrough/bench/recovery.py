@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ridethrough.bench.machine import measured_on
 from ridethrough.bench.mechanisms import MECHANISMS, WorkloadSize, python_of
 from ridethrough.bench.peer_versions import peer_versions
 from ridethrough.bench.place import Place, ended_by_signals
@@ -18,7 +19,6 @@ from ridethrough.faults.draw import Draw
 from ridethrough.faults.kinds import KINDS
 from ridethrough.faults.schedule import Fault, Schedule, plan
 from ridethrough.ledger.reading import read_events
-from ridethrough.report.environment import environment
 
 NODE_LOSS = "node_loss"
 FAULTS = (
@@ -82,7 +82,8 @@ def run_matrix(matrix: Matrix, tell: Callable[[str], None]) -> dict[str, Any]:
     begun = _now()
     results: list[dict[str, Any]] = []
     with ended_by_signals():
-        controls = {key: _control(matrix, name, tell) for key, name in _families(pythons).items()}
+        names = _families(pythons)
+        controls = {key: _control(matrix, name, tell, key[0]) for key, name in names.items()}
         for name, fault, rep in _interleaved(list(pythons), matrix):
             row = _measured(matrix, name, pythons[name], fault, rep, controls)
             results.append(row)
@@ -92,7 +93,7 @@ def run_matrix(matrix: Matrix, tell: Callable[[str], None]) -> dict[str, Any]:
         "begun": begun,
         "ended": _now(),
         "environment": {
-            **environment(),
+            **measured_on(),
             "peers": peer_versions({name: pythons[name] for name in pythons if MECHANISMS[name].env}),
             "clock_factor": matrix.size.clock_factor,
             "workload": asdict(matrix.size),
@@ -100,7 +101,7 @@ def run_matrix(matrix: Matrix, tell: Callable[[str], None]) -> dict[str, Any]:
         "schedule_hash": matrix.schedule.hash,
         "schedule": matrix.schedule.as_json(),
         "missing": missing,
-        "controls": [{"environment": key[0], "family": key[1], **value} for key, value in controls.items()],
+        "controls": [{"by": names[key], "family": key[1], **value} for key, value in controls.items()],
         "results": results,
     }
 
@@ -125,10 +126,9 @@ def _interleaved(names: list[str], matrix: Matrix) -> Iterator[tuple[str, str, i
                     yield name, NODE_LOSS, rep
 
 
-def _control(matrix: Matrix, name: str, tell: Callable[[str], None]) -> dict[str, Any]:
+def _control(matrix: Matrix, name: str, tell: Callable[[str], None], python: str) -> dict[str, Any]:
     """A run without fault: what the others must end like."""
-    python = python_of(MECHANISMS[name].env, matrix.peers) if MECHANISMS[name].family != "ddp" else None
-    row = _run(matrix, name, python or python_of(None, {}), None, "control")
+    row = _run(matrix, name, python, None, "control")
     tell(f"control by {name}: {row['wall_s']:.1f} s, step {row['step_s'] or 0:.2f} s, hash {row['final_hash']}")
     return {
         key: row[key]

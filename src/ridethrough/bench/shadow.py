@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ridethrough.bench.machine import measured_on
 from ridethrough.bench.mechanisms import KubernetesPods, Mechanism, RestartJob, Ridethrough, Torchrun, WorkloadSize
 from ridethrough.bench.place import Place, ended_by_signals
 from ridethrough.bench.recovery_reading import measures
@@ -26,7 +27,6 @@ from ridethrough.bench.simulation_model import young_s
 from ridethrough.faults.injector import OBSERVER, SCHEDULE_VARIABLE
 from ridethrough.faults.schedule import Schedule, by_hand
 from ridethrough.ledger.reading import Event, LedgerError, read_events
-from ridethrough.report.environment import environment
 
 SHADOWED: dict[str, type[Mechanism]] = {
     "ridethrough": Ridethrough,
@@ -96,7 +96,7 @@ def run_shadow(shadow: Shadow, tell: Callable[[str], None]) -> dict[str, Any]:
             first = row["first_step_s"]
             shown = f"first step after {first:.2f} s" if first is not None else row["error"]
             tell(f"{name} {fault}: {shown}")
-    found = {"kind": "shadow", "environment": environment(shadow.folder), "command": list(shadow.command)}
+    found = {"kind": "shadow", "environment": measured_on(shadow.folder), "command": list(shadow.command)}
     return {**found, "results": results, "advice": advice(results, shadow)}
 
 
