@@ -3,7 +3,7 @@
 Every node reports which versions are complete on its own ranks, and the newest one that it has sent to its neighbour.
 The *base* is the newest version that all nodes have and, with replicas, that all have sent: losing a node does not
 lose it. All replicate the same version, `following`; when every node has sent it, it is the base, and the newest
-one that all have is next. So a node's loss costs at most the steps that one replication takes, and one more. """
+one that all have is next. So a node's loss costs at most the steps that one replication takes, and one more."""
 
 from __future__ import annotations
 

@@ -13,10 +13,10 @@ from rich.console import Console
 
 from ridethrough.cli import fault_options as fo
 from ridethrough.cli import launching as la
-from ridethrough.cli.json_option import STANDARD_OUTPUT, JsonCommand, JsonOption, write_json
+from ridethrough.cli.json_option import STANDARD_OUTPUT, JsonCommand, JsonOption, check_json_target, write_json
 from ridethrough.cli.usage import fail, usage_errors
 from ridethrough.generation.exit_codes import ExitCode
-from ridethrough.ledger.rundir import runs_root
+from ridethrough.ledger.rundir import RunDirError, check_run_id, runs_root, writable_root
 
 app = typer.Typer(rich_markup_mode="markdown")
 
@@ -43,7 +43,9 @@ def demo(
         Path | None,
         typer.Option("--out", "--runs", metavar="DIR", help="Where runs are kept; else RIDETHROUGH_RUNS, else ./runs."),
     ] = None,
-    run_id: la.RunId = None,
+    run_id: Annotated[
+        str | None, typer.Option("--run-id", "--run_id", metavar="ID", help="Name of the run; it must be a new one.")
+    ] = None,
     json: JsonOption = None,
 ) -> None:
     """Train a small Llama through real faults and prove that the result is the undisturbed one, bit for bit.
@@ -79,6 +81,12 @@ def demo(
         file=fault_schedule,
     )
     root = runs_root(out)
+    with usage_errors(RunDirError):
+        if run_id is not None:
+            check_run_id(run_id)
+        writable_root(root)
+    if json not in (None, STANDARD_OUTPUT):
+        check_json_target(json)
     name = run_id or datetime.datetime.now().strftime("demo-%Y%m%d-%H%M%S-") + secrets.token_hex(2)
     for taken in (root / name, root / f"{name}-control"):
         if taken.exists():
@@ -100,17 +108,12 @@ def _two_runs(
     job: dict[str, Any], ranks: int, schedule: Any, root: Path, name: str, steps: int, json: str | None
 ) -> int:
     from ridethrough.cli.live import follow
-    from ridethrough.ledger.rundir import RunDirError, private_folder
+    from ridethrough.ledger.rundir import private_folder
     from ridethrough.ledger.summary import ledger_summary, read_run
     from ridethrough.report.html import write_report
     from ridethrough.report.terminal import print_run
 
     show = sys.stderr if json == STANDARD_OUTPUT else sys.stdout
-    with usage_errors(RunDirError):
-        try:
-            root.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise RunDirError(f"--out {root} cannot be written ({error.strerror}): give another") from error
     argv = ["train", "--nproc-per-node", str(ranks), "--runs", str(root), "--quiet"]
     for key, value in job.items():
         argv += ["--" + key.replace("_", "-"), str(value)]
@@ -134,15 +137,16 @@ def _two_runs(
     expected = ledger_summary(read_run(root / control))["final_hash"]
     if (root / name / "run.json").exists():
         ledger = read_run(root / name)
-        report = write_report(root / name, control_hash=expected)
+        report = write_report(root / name, control_hash=expected, plain=True)
         print_run(Console(file=show, width=None if show.isatty() else 180), ledger)
         print(f"report: {report}", file=show)
     if code != 0:
         return _ended(code, "run with faults", root / name, show)
     result = ledger_summary(ledger, control_hash=expected)
+    code = _verdict(result, schedule, ledger, show)
     if json is not None:
         write_json(result, json)
-    return _verdict(result, schedule, ledger, show)
+    return code
 
 
 def _verdict(result: dict[str, Any], schedule: Any, ledger: Any, show: Any) -> int:

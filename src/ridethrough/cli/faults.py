@@ -57,7 +57,7 @@ def plan_command(
     Examples:
 
         ridethrough faults plan --fault-types hang,exit --fault-type-weights 0.6,0.4
-        ridethrough faults plan --fault-at exception:0:7 --fault-at hang:-1:12:backward
+        ridethrough faults plan --fault-at exception:0:7 --fault-at hang:3:12:backward
         ridethrough faults plan --steps 2000 --ranks 16 --json schedule.json
     """
     schedule = schedule_from_options(

@@ -12,6 +12,7 @@ goes last or before another option, since a word after it is its file.
 from __future__ import annotations
 
 import json as json_format
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -46,6 +47,13 @@ def with_json_value(args: list[str]) -> list[str]:
         bare = arg == "--json" and following.startswith("-") and following != STANDARD_OUTPUT
         out.append(f"--json={STANDARD_OUTPUT}" if bare else arg)
     return out
+
+
+def check_json_target(target: str) -> None:
+    """Exits with code 2 if `write_json` could not write there; for commands that take long."""
+    path = Path(target)
+    if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+        fail(f"--json {target}: give a file in a folder that exists and can be written")
 
 
 def write_json(value: Any, target: str) -> None:

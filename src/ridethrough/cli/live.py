@@ -14,6 +14,7 @@ from types import FrameType
 from typing import TextIO
 
 from ridethrough.launch import guard
+from ridethrough.launch.signals import PARENT_GONE
 from ridethrough.report.progress import Progress
 from ridethrough.report.tail import Follower
 
@@ -29,7 +30,7 @@ def follow(argv: list[str], run_dir: Path, *, total: int, title: str, out: TextI
     log = run_dir.parent / f"{run_dir.name}.log"
     with log.open("wb") as sink:
         child = subprocess.Popen(
-            guard.command(os.getpid(), signal.SIGTERM, [sys.executable, "-m", "ridethrough", *argv]),
+            guard.command(os.getpid(), PARENT_GONE, [sys.executable, "-m", "ridethrough", *argv]),
             stdin=subprocess.DEVNULL,
             stdout=sink,
             stderr=subprocess.STDOUT,

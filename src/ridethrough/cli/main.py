@@ -6,12 +6,14 @@ so that listing the commands imports none of them.
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from ridethrough.generation.exit_codes import ExitCode
 from ridethrough.version import __version__
 
 COMMANDS = {
@@ -85,9 +87,28 @@ def root(
     """
 
 
+_UsageError: Any = typer.BadParameter.__bases__[0]  # click's, wherever typer keeps its click
+
+
 def main() -> None:
-    """Entry of the console script and of `python -m ridethrough`."""
-    app(prog_name="ridethrough")
+    """Entry of the console script and of `python -m ridethrough`. A wrong option costs one line and exit code 2."""
+    try:
+        code = app(prog_name="ridethrough", standalone_mode=False)
+    except _UsageError as error:
+        name = error.ctx.command_path if error.ctx is not None else "ridethrough"
+        if type(error).__name__ == "NoArgsIsHelpError":
+            error.show()
+        else:
+            sys.stderr.write(f"{name}: {error.format_message().rstrip('.')}; `{name} --help` lists the options\n")
+        code = int(ExitCode.USAGE)
+    except typer.Abort:
+        code = 130
+    code = code if isinstance(code, int) else 0
+    if "torch" in sys.modules:
+        from ridethrough.launch.script import end_process
+
+        end_process(code)  # the interpreter takes a second and more to take torch apart
+    sys.exit(code)
 
 
 if __name__ == "__main__":

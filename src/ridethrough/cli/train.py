@@ -54,8 +54,8 @@ def train(
     """
     from ridethrough.generation.policy import Policy
     from ridethrough.launch.config import LaunchConfig
-    from ridethrough.train.options import parse_args
     from ridethrough.train.config import ConfigError, check
+    from ridethrough.train.options import parse_args
 
     if options:
         parse_args(["--help"])

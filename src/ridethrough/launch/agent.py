@@ -166,7 +166,7 @@ class NodeAgent:
         )
         if self._server is not None:
             self._server.close()
-        await self._keeper.stop()
+        await self._keeper.stop(again)
         self._forker.stop()
         linux.kill_tree(-1, self._mark)
         self._reap_adopted()
@@ -220,12 +220,12 @@ class NodeAgent:
             worker.released = worker.writer is not None
         self._broadcast({"t": "done", "code": code})
 
-    async def wait_workers(self, limit_s: float) -> None:
-        """Waits until every released worker has ended by itself."""
+    async def wait_workers(self, limit_s: float, again: asyncio.Event) -> None:
+        """Waits until every released worker has ended by itself, for `limit_s` at most, or until `again` is set."""
         waits = [asyncio.ensure_future(w.gone.wait()) for w in self._workers.values() if not w.gone.is_set()]
         if waits:
-            _, late = await asyncio.wait(waits, timeout=limit_s)
-            for wait in late:
+            await _all_or_event(waits, again, limit_s)
+            for wait in waits:
                 wait.cancel()
 
     # --- workers -----------------------------------------------------------------------------------------------------
@@ -492,8 +492,9 @@ def sweep_folders() -> None:
     """Removes what an agent left that was killed before its zygote could clean up behind it."""
     for folder in Path(tempfile.gettempdir()).glob("ridethrough-*-*"):
         pid = folder.name.split("-")[1]
-        if pid.isdigit() and linux.is_gone(int(pid)) and folder.stat().st_uid == os.getuid():
-            shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(FileNotFoundError):  # another launcher sweeps too
+            if pid.isdigit() and linux.is_gone(int(pid)) and folder.stat().st_uid == os.getuid():
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 async def _all_or_event(waits: Sequence[asyncio.Task[bool]], event: asyncio.Event | None, limit_s: float) -> bool:

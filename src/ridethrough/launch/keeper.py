@@ -45,19 +45,28 @@ class KeeperProcess:
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(signal.SIGUSR1)
 
-    async def stop(self) -> None:
-        """Lets it finish its writes; kills it after a minute."""
+    async def stop(self, again: asyncio.Event | None = None) -> None:
+        """Lets it finish its writes; kills it after a minute, or as soon as `again` is set."""
         if self._watcher is not None:
             self._watcher.cancel()
-        if self._process is None:
+        if self._process is None or self._process.poll() is not None:
             return
-        self._process.send_signal(signal.SIGTERM)
+        pidfd = os.pidfd_open(self._process.pid)
+        ended = asyncio.Event()
+        asyncio.get_running_loop().add_reader(pidfd, ended.set)
+        waits = [asyncio.ensure_future(event.wait()) for event in (ended, again or asyncio.Event())]
         try:
-            await asyncio.wait_for(asyncio.to_thread(self._process.wait, _STOP_LIMIT_S), _STOP_LIMIT_S + 5)
-        except (subprocess.TimeoutExpired, asyncio.TimeoutError):
-            print("ridethrough: the keeper did not finish its writes in time; it is killed", file=sys.stderr)
+            self._process.send_signal(signal.SIGTERM)
+            await asyncio.wait(waits, timeout=_STOP_LIMIT_S, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            asyncio.get_running_loop().remove_reader(pidfd)
+            os.close(pidfd)
+            for wait in waits:
+                wait.cancel()
+        if not ended.is_set():
+            print("ridethrough: the keeper is killed before it has finished its writes", file=sys.stderr)
             self._process.kill()
-            self._process.wait()
+        self._process.wait()
 
     async def _supervise(self) -> None:
         while self._starts <= _RESTARTS:

@@ -220,7 +220,8 @@ async def _wind_up(
         await starter
     agent.release(done.code)
     if clean:
-        await agent.wait_workers(_FINISH_LIMIT_S)
+        limit_s = _FINISH_LIMIT_S if stop.first is None else max(1.0, stop.grace_left_s())
+        await agent.wait_workers(limit_s, stop.again)
     grace_s = 2.0 if clean else max(1.0, stop.grace_left_s())
     await agent.stop(grace_s, sig=stop.first or signal.SIGTERM, again=stop.again)
 

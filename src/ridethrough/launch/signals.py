@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from ridethrough.generation import messages as m
 from ridethrough.launch.config import LaunchConfig
 
+PARENT_GONE = signal.SIGRTMAX - 5  # the kernel sends it when our parent ends, and perhaps once for each of its threads
 _NOTICES = {signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2}  # what schedulers send before they take a machine away
 
 
@@ -43,11 +44,17 @@ class StopSignals:
         ]
         for sig in taken:
             loop.add_signal_handler(sig, self._on_signal, sig)
+        loop.add_signal_handler(PARENT_GONE, self._on_parent_gone)
         try:
             yield
         finally:
             for sig in taken:
                 loop.remove_signal_handler(sig)
+            loop.remove_signal_handler(PARENT_GONE)
+
+    def _on_parent_gone(self) -> None:
+        if self.first is None:
+            self._on_signal(signal.SIGTERM)
 
     def _on_signal(self, sig: signal.Signals) -> None:
         if self.first is None:

@@ -42,6 +42,22 @@ def config_hash(config: dict[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+def check_run_id(run_id: str) -> None:
+    """Raises RunDirError unless the id can name a folder."""
+    if not _ID.fullmatch(run_id):
+        raise RunDirError(f"run id {run_id!r} is not usable as a folder: use letters, digits, dot, dash, underscore")
+
+
+def writable_root(root: Path) -> None:
+    """Makes the folder of runs and tries to write in it. Raises RunDirError."""
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        private_folder(probe := root / f".probe-{secrets.token_hex(4)}")
+        probe.rmdir()
+    except OSError as error:
+        raise RunDirError(f"{root} cannot be written ({error.strerror}): choose another folder") from error
+
+
 def runs_root(flag: str | Path | None = None) -> Path:
     """Where runs are kept: the flag, else `RIDETHROUGH_RUNS`, else `./runs`; absolute. Creates nothing."""
     return Path(flag or os.environ.get("RIDETHROUGH_RUNS") or "runs").absolute()
@@ -115,8 +131,7 @@ def create_run(
     not ours, another config (both hashes and the differing keys are named), a place that cannot be written.
     """
     run_id = run_id or _fresh_id()
-    if not _ID.fullmatch(run_id):
-        raise RunDirError(f"run id {run_id!r} is not usable as a folder: use letters, digits, dot, dash, underscore")
+    check_run_id(run_id)
     run = RunDir(Path(root).absolute() / run_id)
     try:
         run.path.parent.mkdir(parents=True, exist_ok=True)

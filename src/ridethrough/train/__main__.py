@@ -18,7 +18,8 @@ def main(argv: list[str] | None = None) -> None:
     """Parse, check and train. Exits with 2 and one line on standard error if an option cannot be used."""
     try:
         config = parse_args(sys.argv[1:] if argv is None else argv)
-        if os.environ.get("RIDETHROUGH_AGENT", "none") == "none":  # under the launcher it has been checked before the ranks started
+        # Under the launcher it has been checked before the ranks started.
+        if os.environ.get("RIDETHROUGH_AGENT", "none") == "none":
             check(config, int(os.environ.get("WORLD_SIZE", "1")))
     except ConfigError as e:
         print(f"ridethrough train: {e}", file=sys.stderr)

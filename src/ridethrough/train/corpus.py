@@ -109,9 +109,9 @@ def load_corpus(data: str | None) -> Corpus:
         root = Path(sysconfig.get_paths()["stdlib"])
         return _text_corpus(root, text_files(root, frozenset({".py"})), "the Python standard library")
     path = Path(data)
-    if not path.exists():
+    if not data or not path.exists():
         raise DataError(
-            f"--data {data}: no such file or folder; leave --data out to train on the Python standard library"
+            f"--data {data or repr(data)}: no such file or folder; leave it out to train on the Python standard library"
         )
     if (path / INDEX).is_file():
         return _shard_corpus(path)
