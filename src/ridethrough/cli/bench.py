@@ -60,12 +60,17 @@ def recovery(
     ] = 10.0,
     clock_factor: Annotated[
         float,
-        typer.Option("--clock-factor", min=1, help="kubernetes-pods waits and times out so many times faster."),
-    ] = 6.0,
+        typer.Option(
+            "--clock-factor",
+            min=1,
+            help="kubernetes-pods waits and times out so many times faster; above 1 is unfair to it, since "
+            "its processes start no faster.",
+        ),
+    ] = 1.0,
     same_checkpoint: Annotated[
         bool, typer.Option("--same-checkpoint", help="ridethrough saves with torch.save like the others, too.")
     ] = False,
-    limit: Annotated[float, typer.Option("--limit", metavar="SECONDS", help="Longest time of one run.")] = 150.0,
+    limit: Annotated[float, typer.Option("--limit", metavar="SECONDS", help="Longest time of one run.")] = 400.0,
     keep: Annotated[
         Path | None, typer.Option("--keep", metavar="DIR", help="Keep logs and events of each run here.")
     ] = None,
