@@ -270,6 +270,7 @@ class Ridethrough(Mode):
     def load(self) -> dict[str, torch.Tensor] | None:
         import ridethrough as rt
 
+        self.checkpointer.close()  # before somebody else claims the time line: what it still writes would be refused
         fresh = self.job.model.__class__()
         for name, p in self.job.model.named_parameters():
             fresh.register_parameter(name, torch.nn.Parameter(torch.empty_like(p.detach()), requires_grad=False))
@@ -278,7 +279,6 @@ class Ridethrough(Mode):
         reader.load()
         reader.close()
         found = {name: self.job.local(p) for name, p in fresh.named_parameters()}
-        self.checkpointer.close()
         self.prepare_again()
         return found
 
