@@ -232,7 +232,8 @@ def measure(job: Job, mode: Any, window: float, num_saves: int, interval: int, w
         "drain_s": row["drain_s"],
         "write_s": counts["write_s"],
         "freshness_s": row["freshness_s"],
-        "freshness_bound_s": 2 * counts["write_s"] + interval * step_s,
+        # Two writes and an interval as it really was; ages are looked at once a step, so one step more.
+        "freshness_bound_s": 2 * counts["write_s"] + row["seconds"] / num_saves * (1 + 1 / interval),
         "superseded": int(counts["superseded"]),
         "written": int(counts["written"]),
         "cpu_s_per_gb": cpu_s / total_gb if total_gb else None,
