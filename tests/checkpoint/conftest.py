@@ -35,13 +35,17 @@ launch_job = _load("launch_job", HERE.parent / "launch" / "job.py")
 _load("memory_runs", HERE / "memory_runs.py")
 
 
+def _commands(pids: list[int]) -> list[str]:
+    return [Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")[:200] for pid in pids]
+
+
 @pytest.fixture
 def launched(tmp_path: Path) -> Iterator[Any]:
     """A launch_job.Job in a folder of its own."""
     with launch_job.Job(tmp_path) as job:
         yield job
         wait = launch_job.wait_until
-        wait(lambda: not job.alive(), "processes are left", 20.0)
+        wait(lambda: not job.alive(), lambda: f"processes are left: {_commands(job.alive())}", 20.0)
         # A killed rank's own temporary folders (multiprocessing's) are not ours.
         wait(lambda: not list(job.temporary.glob("ridethrough-*")), "files are left", 20.0)
 

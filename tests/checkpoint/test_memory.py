@@ -18,6 +18,7 @@ from ridethrough.ledger.summary import ledger_summary, read_run
 
 HERE = Path(__file__).parent
 pytestmark = pytest.mark.ranks
+HANG = {"RIDETHROUGH_FILE_HOOK": "hooks:hang", "RIDETHROUGH_LOAD_HOOK": "hooks:hang"}
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +66,7 @@ def test_a10_a11_no_sample_twice_and_every_random_stream_goes_on(launched: Any, 
 
 def test_a_recovery_from_memory_does_not_wait_for_storage_that_hangs(launched: Any, undisturbed: Any) -> None:
     hanging = launched.folder / "hanging"
-    env = {"RIDETHROUGH_FILE_HOOK": "hooks:hang", "HANGING": str(hanging), "PYTHONPATH": str(HERE)}
+    env = {"HANGING": str(hanging), "PYTHONPATH": str(HERE), **HANG}
     process = run(launched, "h", "--fault-at", "sigkill:1:6:backward", env=env, step_s=0.1)
     wait_until(lambda: notes(launched, "h", 0).get(5), lambda: f"no step 5:\n{launched.text()}")
     hanging.touch()
@@ -80,7 +81,7 @@ def test_a_recovery_from_memory_does_not_wait_for_storage_that_hangs(launched: A
 
 def test_without_a_copy_in_memory_a_load_waits_its_limit_and_ends_with_a_code(launched: Any) -> None:
     hanging = launched.folder / "hanging"
-    env = {"RIDETHROUGH_FILE_HOOK": "hooks:hang", "HANGING": str(hanging), "PYTHONPATH": str(HERE)}
+    env = {"HANGING": str(hanging), "PYTHONPATH": str(HERE), **HANG}
     more = {"memory": "off", "every": 100, "step_s": 0.2, "storage_timeout_s": 0.5, "loaders": False}
     process = run(launched, "h", "--fault-at", "exception:1:6:backward", env=env, **more)
     wait_until(lambda: notes(launched, "h", 0).get(4), lambda: f"no step 4:\n{launched.text()}")

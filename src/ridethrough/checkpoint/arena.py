@@ -41,6 +41,7 @@ class Arena:
         self.busy = False
         self.primed = ""
         self.views: dict[Any, torch.Tensor] = {}  # places of tensors, made once
+        self.batches: dict[int, Any] = {}  # what is copied by one call, by the plan's list of it
         self.sent_to = -1  # serial of the keeper connection that has it
         self.pinned = False  # registered with CUDA
         self.pin_asked = False
@@ -49,11 +50,16 @@ class Arena:
         """All of the arena as one uint8 tensor that shares its memory."""
         return torch.frombuffer(self.map, dtype=torch.uint8)
 
+    def forget(self) -> None:
+        """Let go of the tensors that were copied here."""
+        self.views.clear()
+        self.batches.clear()
+
     def close(self) -> None:
         if self.pinned:
             cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
             cudart.cudaHostUnregister(self.address)
-        self.views.clear()
+        self.forget()
         os.close(self.fd)
         self.fd = -1
 
@@ -106,6 +112,12 @@ class Pool:
     def get(self, arena_id: str) -> Arena | None:
         with self._lock:
             return self._arenas.get(arena_id)
+
+    def forget(self) -> None:
+        """No arena keeps a tensor of a generation that is over."""
+        with self._lock:
+            for arena in self._arenas.values():
+                arena.batches.clear()
 
     def bytes_held(self) -> int:
         with self._lock:

@@ -122,7 +122,7 @@ class Checkpointer:
         self._prepares = any(p.is_cuda for m in state.modules.values() for p in m.parameters())
         self._closed = False
         self._lock = threading.Lock()
-        fileops.hook_from_environment()
+        fileops.hook_from_environment("RIDETHROUGH_LOAD_HOOK")
         if not (self.memory_every and self.generation > 1):  # a recovery from memory touches no storage
             timeline.check_root(self.root)
         _live.add(self)
@@ -161,7 +161,7 @@ class Checkpointer:
             loaded.extra,
             loaded.notes,
         )
-        if self.memory_every:
+        if self.memory_every or self.every:
             self._ready()
         if meeting.peers.rank == 0:
             for path, reason in loaded.rejected:

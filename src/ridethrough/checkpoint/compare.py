@@ -21,11 +21,15 @@ NUM_MARKS_LATER = 2  # once whole comparisons have shown that fences work
 
 def telling(plan: Plan, num_compared: int = 0) -> list[Placed]:
     """A few fenced tensors that no optimizer step leaves as they are: step counters and some of the others."""
+    if num_compared > 1 and plan.telling:
+        return plan.telling
     num_marks = NUM_MARKS_LATER if num_compared > 1 else NUM_MARKS
     fenced = [item for item in plan.placed if item.fenced]
     small = [item for item in fenced if item.local.numel() == 1]
     large = [item for item in fenced if item.local.numel() > 1]
-    return [item for items in (small, large) for item in items[:: max(1, len(items) // num_marks)][: num_marks + 1]]
+    found = [item for items in (small, large) for item in items[:: max(1, len(items) // num_marks)][: num_marks + 1]]
+    plan.telling = found if num_compared > 1 else []
+    return found
 
 
 def untouched(arena: Arena, marks: list[tuple[Placed, torch.Tensor]]) -> bool:
@@ -58,6 +62,8 @@ def _same_bits(live: torch.Tensor, copied: torch.Tensor) -> bool:
 
 def same_value(a: Any, b: Any) -> bool:
     """Equal for plain values; anything that holds tensors or arrays is taken as changed."""
+    if a is b:
+        return True
     if type(a) is not type(b):
         return False
     if isinstance(a, (bool, int, float, str, bytes, type(None))):

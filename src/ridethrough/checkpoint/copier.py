@@ -66,6 +66,7 @@ def prime(arena: Arena, plan: Plan) -> None:
         return
     arena.primed = ""
     arena.views.clear()
+    arena.batches.clear()
     for item in plan.placed:
         form = item.form
         start, end = item.offset - len(form.prefix), item.offset + item.nbytes
@@ -74,30 +75,50 @@ def prime(arena: Arena, plan: Plan) -> None:
     arena.primed = plan.layout_hash
 
 
+class Batch:
+    """Tensors that are copied by one call, and how many bytes that is."""
+
+    def __init__(self, arena: Arena, items: list[Placed]) -> None:
+        self.targets = [target_view(arena, i) for i in items]
+        self.sources = [i.local for i in items]
+
+
 def copy_all(arena: Arena, items: list[Placed], stop: Callable[[], bool] = lambda: False) -> bool:
-    """Copy CPU tensors into their places; False when told to stop on the way. Callable from any thread."""
-    small = [i for i in items if i.nbytes <= SMALL_BYTES and i.local.is_contiguous()]
-    done = 0
-    while done < len(small):
-        end, size = done, 0
-        while end < len(small) and size < PIECE_BYTES:
-            size += small[end].nbytes
-            end += 1
+    """Copy CPU tensors into their places; False when told to stop on the way. Callable from any thread. `items` is a
+    list that its plan keeps, so that it need not be looked through at each step."""
+    known = arena.batches.get(id(items))
+    if known is None or known[0] is not items:
+        known = arena.batches[id(items)] = (items, *_batches(arena, items))
+    _items, batches, rest = known
+    for batch in batches:
         if stop():
             return False
-        batch = small[done:end]
-        torch._foreach_copy_([target_view(arena, i) for i in batch], [i.local for i in batch])
-        done = end
-    rest = items if not small else [i for i in items if i.nbytes > SMALL_BYTES or not i.local.is_contiguous()]
+        torch._foreach_copy_(batch.targets, batch.sources)
     return all(copy_tensor(arena, item, stop) for item in rest)
 
 
-def finite(arena: Arena, items: list[Placed]) -> bool:
+def _batches(arena: Arena, items: list[Placed]) -> tuple[list[Batch], list[Placed]]:
+    small = [i for i in items if i.nbytes <= SMALL_BYTES and i.local.is_contiguous()]
+    rest = [i for i in items if i.nbytes > SMALL_BYTES or not i.local.is_contiguous()]
+    batches: list[Batch] = []
+    group: list[Placed] = []
+    size = 0
+    for item in small:
+        group.append(item)
+        size += item.nbytes
+        if size >= PIECE_BYTES:
+            batches.append(Batch(arena, group))
+            group, size = [], 0
+    if group:
+        batches.append(Batch(arena, group))
+    return batches, rest
+
+
+def finite(arena: Arena, weights: list[Placed]) -> bool:
     """Whether the weights in the arena are all finite numbers."""
-    weights = [target_view(arena, i) for i in items if i.is_weight]
     if not weights:
         return True
-    norms = torch._foreach_norm(weights, float("inf"))
+    norms = torch._foreach_norm([target_view(arena, i) for i in weights], float("inf"))
     return bool(torch.isfinite(torch.stack([n.to(torch.float64) for n in norms])).all())
 
 

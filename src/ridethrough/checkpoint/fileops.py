@@ -29,9 +29,10 @@ def set_hook(hook: Hook | None) -> None:
     _hook = hook
 
 
-def hook_from_environment() -> None:
-    """Install the hook that RIDETHROUGH_FILE_HOOK names, if it names one."""
-    hook = os.environ.get("RIDETHROUGH_FILE_HOOK")
+def hook_from_environment(variable: str) -> None:
+    """Install the hook that this variable names, if it names one: RIDETHROUGH_FILE_HOOK for the keeper,
+    RIDETHROUGH_LOAD_HOOK for the workers, which read."""
+    hook = os.environ.get(variable)
     if hook:
         module, _, name = hook.partition(":")
         set_hook(getattr(import_module(module), name))

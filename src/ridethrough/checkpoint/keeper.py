@@ -98,7 +98,7 @@ def main(argv: list[str] | None = None) -> int:
     server, lock = bound
     with contextlib.suppress(OSError):
         os.nice(10)
-    fileops.hook_from_environment()
+    fileops.hook_from_environment("RIDETHROUGH_FILE_HOOK")
     keeper = Keeper(
         args.socket, Recorder(args.run_dir, "keeper"), exit_when_idle=args.exit_when_idle, grace_s=args.grace
     )

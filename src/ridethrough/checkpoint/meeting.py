@@ -52,4 +52,4 @@ def _endpoint(agent: str | None) -> str:
     client = client_for(Path(agent), owned=False)
     client.connect()
     reply = client.ask({"op": "endpoint"}, 5.0)
-    return str(reply["endpoint"]) if reply else ""
+    return str(reply.get("endpoint", "")) if reply else ""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -47,6 +47,11 @@ class Plan:
     signature: Signature
     layout_hash: str = ""
     alone: bool = True  # this rank stores everything that it has
+    weights: list[Placed] = field(default_factory=list)
+    on_cpu: list[Placed] = field(default_factory=list)
+    telling: list[Placed] = field(default_factory=list)
+    unfenced: list[Placed] = field(default_factory=list)  # on the CPU
+    fenced: list[Placed] = field(default_factory=list)  # on the CPU
     raw: bool = True  # the image is the file; False: torch writes the archives itself, from the image
 
 
@@ -131,6 +136,10 @@ def make_plan(
         entry["f"] = 0
         entry["o"], entry["n"], entry["x"] = stored[key]
     plan = Plan(placed, entries, -(-position // PAGE) * PAGE, signature(tensors), raw=raw)
+    plan.weights = [i for i in placed if i.is_weight]
+    plan.on_cpu = [i for i in placed if i.local.device.type != "cuda"]
+    plan.fenced = [i for i in plan.on_cpu if i.fenced]
+    plan.unfenced = [i for i in plan.on_cpu if not i.fenced]
     plan.alone = all(owner == rank for owner in owners)
     plan.layout_hash = digest(json.dumps(entries, separators=(",", ":")).encode())
     return plan

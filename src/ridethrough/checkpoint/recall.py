@@ -135,7 +135,7 @@ def recall(
     if meeting.speaks:
         reply = client.ask({"op": "inventory", "root": str(root)}, 5.0)
         mine = reply["versions"] if reply else []
-    told = peers.gather("memory", mine)
+    told = peers.gather("inventory", mine)
     candidates: list[dict[str, Any]] = []
     if peers.rank == 0:
         first = [meeting.nodes.index(node) for node in range(meeting.num_nodes)]
@@ -144,11 +144,11 @@ def recall(
     turn = 0
     while True:
         turn += 1
-        proposal = peers.from_rank0(f"memory/{turn}", candidates.pop(0) if candidates else None)
+        proposal = peers.from_rank0(f"recall/{turn}", candidates.pop(0) if candidates else None)
         if proposal is None:
             return None
         outcome, result = _attempt(root, state, meeting, proposal, missing_ok, extra_ok)
-        outcomes = peers.gather(f"memory/{turn}/outcome", outcome)
+        outcomes = peers.gather(f"recall/{turn}/outcome", outcome)
         epoch, generation, step = proposal["key"]
         if all("error" not in o for o in outcomes):
             tier = "memory" if all(o["source"] == "own" for o in outcomes) else "peer"

@@ -144,14 +144,11 @@ class Snapshotter:
             }
             pending = _Pending(plan, arena, wish, message, self._values())
             now = wish.synchronous or self.synchronous_only
-            on_cpu = [i for i in plan.placed if i.local.device.type != "cuda"]
-            copy_all(arena, [i for i in on_cpu if now or not i.fenced])
+            copy_all(arena, plan.on_cpu if now else plan.unfenced)
             pending.passed = now
             if not now:
                 pending.marks = [(i, sample(i.local).clone()) for i in telling(plan, self.num_compared)]
-            pending.task = CopyTask(
-                arena, [i for i in on_cpu if i.fenced and not now], lambda _task: self._copied(pending)
-            )
+            pending.task = CopyTask(arena, [] if now else plan.fenced, lambda _task: self._copied(pending))
             self._queue_device(pending, pending.task, now)
             self.pending = None if now else pending
             if not (now and pending.on_device):
@@ -175,6 +172,8 @@ class Snapshotter:
         """Tensors on CUDA: what forward may change is cloned on the compute stream, all of it copied on a
         side stream."""
         arena = pending.arena
+        if len(pending.plan.on_cpu) == len(pending.plan.placed):
+            return
         items = [
             item if item.fenced else dataclasses.replace(item, local=item.local.clone())
             for item in pending.plan.placed
@@ -229,7 +228,8 @@ class Snapshotter:
             assert self.watch is not None
             for path, value in self.watch.shared_values():
                 key = ".".join(map(str, path))
-                values.append((key, list(path), freeze(value, key)))
+                frozen = value if path[-1] == "params" else freeze(value, key)
+                values.append((key, list(path), frozen))
         for name, value in self.state.rank_values():
             leaf = f"rank{self.peers.rank}"
             values.append((f"{name}.{leaf}", [name, leaf], value if name == RNG else freeze(value, name)))
@@ -268,7 +268,7 @@ class Snapshotter:
         else:
             archive_by_torch(plan, arena, tail, entries)
         self._packer.pack(pending.values, tail, entries)
-        whole = bool(task.flag) if task.flag is not None else finite(arena, plan.placed)
+        whole = bool(task.flag) if task.flag is not None else finite(arena, plan.weights)
         message = {**pending.message, "entries": entries, "tail_bytes": len(tail), "finite": whole}
         ticket, event = pending.ticket, self.event
         known = plan.entries if plan.raw else []
@@ -398,4 +398,5 @@ class Snapshotter:
         self._hooks = []
         self.pending = None
         self.plan = self.watch = None
+        POOL.forget()
         self.state = State(rng=False)

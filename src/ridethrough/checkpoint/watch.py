@@ -38,13 +38,19 @@ class Watch:
             for held in optimizer.state.values():
                 self._sizes.append((held, len(held)))
                 self._places += [(held, key, value) for key, value in held.items() if isinstance(value, torch.Tensor)]
-            self._holders = [id(o.state) for o in state.optimizers.values()]
+        self._holders = [id(o.state) for o in state.optimizers.values()]
         self._memory: list[tuple[Any, int, torch.Size]] = []
         for named in self.tensors:
             tensor = named.tensor
             local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
             self._memory.append((tensor, local.data_ptr(), local.shape))
         self._names = state.parameter_names()
+        self._params = {
+            (name, index): [self._names[id(p)] for p in group["params"]]
+            for name, optimizer in state.optimizers.items()
+            for index, group in enumerate(optimizer.param_groups)
+            if all(id(p) in self._names for p in group["params"])
+        }
         self._only_groups = not any(path[1] != "param_groups" for path, _value in state.shared_values())
 
     def same(self) -> bool:
@@ -53,7 +59,7 @@ class Watch:
             return False
         if any(holder.get(key) is not value for holder, key, value in self._places):
             return False
-        if [id(o.state) for o in self.state.optimizers.values()] != getattr(self, "_holders", []):
+        if [id(o.state) for o in self.state.optimizers.values()] != self._holders:
             return False
         for tensor, address, shape in self._memory:
             local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
@@ -69,5 +75,4 @@ class Watch:
         for name, optimizer in self.state.optimizers.items():
             for index, group in enumerate(optimizer.param_groups):
                 for key, value in group.items():
-                    stored = [self._names[id(p)] for p in value] if key == "params" else value
-                    yield (name, "param_groups", index, key), stored
+                    yield (name, "param_groups", index, key), self._params[name, index] if key == "params" else value
