@@ -28,7 +28,7 @@ _HOME = {
     "restartable": "ridethrough.restart",
     "run": "ridethrough.restart",
 }
-__all__ = ["__version__", *_HOME]
+__all__ = ["__version__", *_HOME]  # noqa: PLE0604
 
 
 def __getattr__(name: str) -> Any:

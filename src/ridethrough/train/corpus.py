@@ -111,7 +111,8 @@ def load_corpus(data: str | None) -> Corpus:
     path = Path(data)
     if not data or not path.exists():
         raise DataError(
-            f"--data {data or repr(data)}: no such file or folder; leave it out to train on the Python standard library"
+            f"--data {data or repr(data)}: no such file or folder; "
+            "leave --data out to train on the Python standard library"
         )
     if (path / INDEX).is_file():
         return _shard_corpus(path)
