@@ -45,7 +45,7 @@ def launched(tmp_path: Path) -> Iterator[Any]:
     with launch_job.Job(tmp_path) as job:
         yield job
         wait = launch_job.wait_until
-        wait(lambda: not job.alive(), lambda: f"processes are left: {_commands(job.alive())}", 20.0)
+        wait(lambda: not job.alive(), lambda: f"processes are left: {_commands(job.alive())}", 45.0)
         # A killed rank's own temporary folders (multiprocessing's) are not ours.
         wait(lambda: not list(job.temporary.glob("ridethrough-*")), "files are left", 20.0)
 

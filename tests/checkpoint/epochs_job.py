@@ -106,6 +106,7 @@ def train(run: rt.Run) -> None:
         loaded = checkpointer.load()
     if loaded.step == 0:
         fill(model, run)
+    note_loaded(run, loaded, model)
     out = open(Path(OPTIONS["out"]) / f"rank{run.rank}.jsonl", "a")  # noqa: SIM115
     for step in run.steps(loaded, OPTIONS["steps"]):
         with run.phase("data"):
@@ -129,12 +130,30 @@ def train(run: rt.Run) -> None:
         draws = [random.random(), float(numpy.random.rand()), float(torch.rand(()))]
         note = {"step": step, "ids": [d[0].tolist() for d in drawn], "loss": loss.item().hex(), "draws": draws}
         weights = [p.detach().to_local().double().sum().item().hex() for p in model.parameters()]
-        extra = {"weights": weights, "scale": scaler.get_scale(), "generation": run.generation, "tier": loaded.tier}
+        extra = {
+            "weights": weights,
+            "sums": sums(model),
+            "scale": scaler.get_scale(),
+            "generation": run.generation,
+            "tier": loaded.tier,
+        }
         out.write(json.dumps({**note, **extra}) + "\n")
         out.flush()
         for loader in grid:
             loader.roll_over()
     out.close()
+
+
+def sums(model: nn.Module) -> list[str]:
+    """Of the whole parameters, whatever the world size. Collective."""
+    return [p.detach().full_tensor().double().sum().item().hex() for p in model.parameters()]
+
+
+def note_loaded(run: rt.Run, loaded: Any, model: nn.Module) -> None:
+    found = {"step": loaded.step, "tier": loaded.tier, "world": run.world_size, "sums": sums(model)}
+    if run.rank == 0:
+        with open(Path(OPTIONS["out"]) / "loaded.jsonl", "a") as file:
+            file.write(json.dumps(found) + "\n")
 
 
 def fill(model: nn.Module, run: rt.Run) -> None:

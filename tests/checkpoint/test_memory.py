@@ -122,7 +122,11 @@ def test_a_state_that_is_not_finite_is_never_gone_back_to(launched: Any) -> None
 
 
 @pytest.mark.parametrize(
-    "count", [pytest.param(10, id="tenth"), pytest.param(100, marks=[pytest.mark.campaign, pytest.mark.timeout(3600)])]
+    "count",
+    [
+        pytest.param(10, id="tenth", marks=pytest.mark.timeout(300)),
+        pytest.param(100, marks=[pytest.mark.campaign, pytest.mark.timeout(3600)]),
+    ],
 )
 def test_every_fault_costs_at_most_one_step_and_the_end_is_the_same(launched: Any, count: int) -> None:
     """Exceptions, hangs and SIGKILL on any rank in any phase, drawn with a seed, one after the other."""
@@ -131,8 +135,9 @@ def test_every_fault_costs_at_most_one_step_and_the_end_is_the_same(launched: An
     phases = ("data", "forward", "backward", "optimizer", "save")
     flags: list[str] = []
     for number in range(count):
-        kind = chance.choice(("exception", "sigkill", "sigkill", "exception", "hang"))
-        fault = f"{kind}:{chance.randrange(2)}:{4 * number + chance.randrange(3, 6)}:{chance.choice(phases)}"
+        kind = ("sigkill", "exception", "hang", "sigkill", "exception")[number % 5]
+        phase = chance.choice(phases[1:4] if kind == "hang" else phases)  # data and saves may take their time
+        fault = f"{kind}:{chance.randrange(2)}:{4 * number + chance.randrange(3, 6)}:{phase}"
         flags += ["--fault-at", fault]
     flags += ["--max-restarts", "1000"]
     more = {"steps": steps, "loaders": False, "every": 50}

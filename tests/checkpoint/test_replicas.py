@@ -43,15 +43,15 @@ def test_without_replicas_the_base_is_the_newest_that_all_have() -> None:
 class Cluster:
     """A coordinator of its own and any number of agents with one rank each."""
 
-    def __init__(self, job: Any, *flags: str) -> None:
-        self.job, self.flags = job, ("--node-wait", "60", "--lease", "2", *flags)
+    def __init__(self, job: Any, nnodes: str = "2", node_wait: str = "60") -> None:
+        self.job, self.flags = job, ("--node-wait", node_wait, "--lease", "2")
         self.endpoint = f"127.0.0.1:{free_port()}"
-        common = ("--nnodes", "2", "--nproc-per-node", "1", "--token-file", str(job.token), "--runs", "runs")
+        common = ("--nnodes", nnodes, "--nproc-per-node", "1", "--token-file", str(job.token), "--runs", "runs")
         self.common = (*common, "--run-id", "r")
 
     def coordinator(self) -> Any:
-        own = ("--node-wait", "60", "--lease", "2")
-        return self.job.start("coordinator", "--bind", self.endpoint, *self.common, *own, name="coordinator")
+        args = ("coordinator", "--bind", self.endpoint, *self.common, *self.flags)
+        return self.job.start(*args, name="coordinator")
 
     def agent(self, name: str, **more: Any) -> Any:
         script = (str(HERE / "epochs_job.py"), options(self.job, "r", loaders=False, **more))
@@ -85,6 +85,29 @@ def test_a_lost_node_costs_at_most_a_step_more_than_a_replication_takes(launched
     for rank in range(2):
         mine, other = notes(launched, "r", rank), notes(launched, "whole", rank)
         assert {k: mine[24][k] for k in SAME} == {k: other[24][k] for k in SAME}
+
+
+@pytest.mark.ranks
+def test_b38_a_world_that_shrinks_loads_the_shares_of_all_ranks_from_memory(launched: Any) -> None:
+    """Case B38, without storage: one node is left, holds its own share and a replica of the other one's, and cuts the
+    state anew. Loaders and random states follow the documented rule."""
+    cluster = Cluster(launched, "1:2", "1")
+    coordinator = cluster.coordinator()
+    agents = [cluster.agent(name, steps=20, step_s=0.1, every=None) for name in "ab"]
+    wait_until(lambda: notes(launched, "r", 0).get(8), lambda: f"no step 8:\n{launched.text()}")
+    before = notes(launched, "r", 0)
+    killed = next(process for process in agents if _parent_of_rank(launched.folder / "runs" / "r", 1) == process.pid)
+    killed.send_signal(signal.SIGKILL)
+    agents.remove(killed)
+    assert launched.wait(coordinator) == 0, launched.text()
+    assert launched.wait(agents[0]) == 0, launched.text()
+    lines = (launched.folder / "r" / "loaded.jsonl").read_text().splitlines()
+    first, second = map(json.loads, lines)
+    assert (first["world"], first["tier"], second["world"], second["tier"]) == (2, "fresh", 1, "peer")
+    told = [json.loads(line) for line in (launched.folder / "r" / "rank0.jsonl").read_text().splitlines()]
+    same = [note["sums"] for note in told if note["step"] == second["step"] and note["generation"] == 1]
+    assert same == [second["sums"]] and second["step"] >= max(before) - 2
+    assert max(notes(launched, "r", 0)) == 20
 
 
 def _plans(run: Path) -> list[dict[str, Any]]:

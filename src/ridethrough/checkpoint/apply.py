@@ -126,7 +126,7 @@ def _make_optimizer_state(state: State, index: Index) -> None:
                     if leaf in existing:
                         continue
                     if saved.shape == tuple(parameter.shape) and (parameter.dim() or leaf != "step"):
-                        tensor = torch.zeros_like(parameter, dtype=dtype, requires_grad=False).detach()
+                        tensor = torch.empty_like(parameter, dtype=dtype, requires_grad=False).detach()
                     else:
                         device = local_of(parameter).device if on_device or saved.shape else torch.device("cpu")
                         tensor = torch.zeros(saved.shape, dtype=dtype, device=device)

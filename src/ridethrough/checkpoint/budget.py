@@ -10,6 +10,7 @@ import torch
 
 from ridethrough.checkpoint.arena import POOL, available_bytes
 from ridethrough.checkpoint.errors import CheckpointError
+from ridethrough.checkpoint.meeting import Meeting
 from ridethrough.checkpoint.state import State, local_of
 
 COMFORTABLE, TIGHT, LEAST = 6, 4, 3
@@ -25,6 +26,15 @@ def state_bytes(state: State) -> int:
             fresh = [p for p in group["params"] if not optimizer.state.get(p)]
             total += count * sum(_nbytes(p) for p in fresh)
     return total
+
+
+def agreed_slots(state: State, meeting: Meeting, explicit: bool) -> tuple[int, str]:
+    """`slots_for` this node, and the least of all nodes'. Training thread, alike on all ranks."""
+    if meeting.num_nodes > 1 and not all(meeting.endpoints):
+        slots, said = 0, "no memory tier: the nodes' keepers do not know each other; use `ridethrough run`"
+    else:
+        slots, said = slots_for(state_bytes(state), len(meeting.local_ranks), explicit)
+    return min(meeting.peers.gather("slots", slots)), said
 
 
 def slots_for(nbytes: int, num_local: int, explicit: bool) -> tuple[int, str]:

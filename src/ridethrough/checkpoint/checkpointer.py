@@ -13,6 +13,7 @@ docs/checkpoints.md.
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import time
@@ -23,10 +24,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ridethrough.checkpoint import fileops, recording, timeline
-from ridethrough.checkpoint.budget import slots_for, state_bytes
+from ridethrough.checkpoint.budget import agreed_slots
 from ridethrough.checkpoint.client import any_client
 from ridethrough.checkpoint.copier import COPIER
-from ridethrough.checkpoint.dcpindex_torch import trusted
 from ridethrough.checkpoint.errors import CheckpointError, CheckpointTimeout
 from ridethrough.checkpoint.figures import Figures, LoadReport, Stopwatch
 from ridethrough.checkpoint.layout import Lineage
@@ -64,7 +64,8 @@ class Checkpointer:
       `memory` needs.
     allow_missing, allow_extra: key patterns that may differ at load. allow_fresh: start at 0 when every
       checkpoint is damaged.
-    Raises CheckpointError when root cannot be written.
+    storage_timeout_s: how long storage may take to answer before training has begun.
+    Raises CheckpointError when root cannot be written, CheckpointTimeout when it does not answer.
     """
 
     def __init__(
@@ -124,7 +125,8 @@ class Checkpointer:
         self._lock = threading.Lock()
         fileops.hook_from_environment("RIDETHROUGH_LOAD_HOOK")
         if not (self.memory_every and self.generation > 1):  # a recovery from memory touches no storage
-            timeline.check_root(self.root)
+            check = functools.partial(timeline.check_root, self.root)
+            timeline.bounded(check, storage_timeout_s, f"{self.root}: trying to write")
         _live.add(self)
 
     # -- the user's calls ---------------------------------------------------------------------------------------------
@@ -151,30 +153,15 @@ class Checkpointer:
             limits=self.limits,
         )
         self.lineage, self._claim_later = loaded.lineage, loaded.claim
-        report = LoadReport(
-            loaded.step,
-            loaded.tier,
-            loaded.source,
-            loaded.rejected,
-            self,
-            loaded.missing,
-            loaded.extra,
-            loaded.notes,
-        )
+        report = loaded.report(self)
         if self.memory_every or self.every:
             self._ready()
         if meeting.peers.rank == 0:
             for path, reason in loaded.rejected:
                 if "no COMMIT" not in reason:
                     warnings.warn(f"checkpoint {path} not used: {reason}", stacklevel=2)
-        self._report(
-            "load",
-            step=report.step,
-            tier=report.tier,
-            source=report.source,
-            seconds=time.monotonic() - began,
-            rejected=report.rejected,
-        )
+        about = {"step": report.step, "tier": report.tier, "source": report.source, "rejected": report.rejected}
+        self._report("load", seconds=time.monotonic() - began, **about)
         return report
 
     def step(self, step: int) -> Ticket | None:
@@ -272,6 +259,7 @@ class Checkpointer:
         self._last_durable = step if durable else self._last_durable
         self._tickets = [t for t in self._tickets if not t.done]
         ticket = Ticket(step, durable, self._settle)
+        ticket._elsewhere = self._replicated
         self._tickets.append(ticket)
         self.figures.saves += 1
         began = time.monotonic_ns()
@@ -284,6 +272,14 @@ class Checkpointer:
         self._report("phase", t_ns=began, phase="save", edge="begin", step=step)
         self._report("phase", phase="save", edge="end", step=step)
         return ticket
+
+    def _replicated(self, step: int) -> bool | None:
+        """Whether this generation's snapshot of `step`, or a newer one, is on another node; None: no replicas."""
+        if self._meeting is None or self.lineage is None or not self.memory_every:
+            return None
+        key = [self.lineage.epoch, self.lineage.generation, step]
+        reply = self._meeting.client.ask({"op": "replicated", "key": key}, 5.0)
+        return reply["replicated"] if reply is not None else None
 
     def _hand_over(self) -> None:
         """What an older generation of this process had staged reaches the keeper before any rank drains it."""
@@ -301,11 +297,7 @@ class Checkpointer:
         if not self.memory_every:
             self.slots = self.slots or 3
             return
-        if meeting.num_nodes > 1 and not all(meeting.endpoints):
-            slots, said = 0, "no memory tier: the nodes' keepers do not know each other; use `ridethrough run`"
-        else:
-            slots, said = slots_for(state_bytes(self.state), len(meeting.local_ranks), self.memory_explicit)
-        least = min(meeting.peers.gather("slots", slots))
+        least, said = agreed_slots(self.state, meeting, self.memory_explicit)
         if said and meeting.speaks:
             warnings.warn(said, stacklevel=4)
         self.memory_every = self.memory_every if least else 0
@@ -315,30 +307,14 @@ class Checkpointer:
         if self._snapshotter is None:
             assert self._meeting is not None and self.lineage is not None
             meeting, lineage = self._meeting, self.lineage
-            group = {
-                "op": "group",
-                "root": str(self.root),
-                "lineage": lineage.attempt(0),
-                "epoch": lineage.epoch,
-                "generation": lineage.generation,
-                "rank": meeting.peers.rank,
-                "world_size": meeting.peers.world_size,
-                "local_ranks": meeting.local_ranks,
-                "node": meeting.node,
-                "leader": meeting.nodes[0],
-                "endpoints": meeting.endpoints,
-                "options": {
-                    "epoch": lineage.epoch,
-                    "generation": lineage.generation,
-                    "nonce": lineage.nonce,
-                    "keep": self.keep,
-                    "keep_every": self.keep_every,
-                    "commit_timeout_s": self.commit_timeout_s,
-                    "metadata_by_torch": not trusted(),
-                    "memory": self.memory_every > 0,
-                    "claim": self._claim_later,
-                },
+            options = {
+                "keep": self.keep,
+                "keep_every": self.keep_every,
+                "commit_timeout_s": self.commit_timeout_s,
+                "memory": self.memory_every > 0,
+                "claim": self._claim_later,
             }
+            group = meeting.group(str(self.root), lineage, options)
             self._snapshotter = Snapshotter(
                 self.state, meeting.peers, meeting.client, group, self.slots or 3, self._event, self.memory_every > 0
             )

@@ -6,7 +6,6 @@ held and complete on all ranks is what a recovery loads; see `held`. All state i
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from pathlib import Path
@@ -236,6 +235,10 @@ class Keeping:
     def _on_stop(self, _client: Client, _message: dict[str, Any], _fds: list[int]) -> None:
         self.stop()
 
+    def _on_replicated(self, client: Client, message: dict[str, Any], _fds: list[int]) -> None:
+        there = self.neighbours.holds(_key(message)) if self.neighbours is not None else None
+        client.send({"ev": "replicated", "id": message["id"], "replicated": there})
+
     # -- other nodes' keepers -----------------------------------------------------------------------------------------
     def share(self, message: dict[str, Any]) -> Kept | Replica | None:
         """What is held here of a rank and version, own or replica. Any thread."""
@@ -340,7 +343,7 @@ class Keeping:
         """Attempts that other nodes' leaders have begun, by root. Without the lock: storage may hang."""
         with self.wake:
             roots = {g.key[0] for g in self.groups.values() if not g.leads and g.snapshots}
-        return {root: _attempts(Path(root)) for root in roots}
+        return {root: layout.attempts_begun(root) for root in roots}
 
     def _choose(self, announced: dict[str, set[str]]) -> tuple[backlog.Group, backlog.Snapshot] | None:
         for group in self.groups.values():
@@ -389,10 +392,3 @@ def _lineage(message: dict[str, Any]) -> tuple[int, int]:
 def _key(message: dict[str, Any]) -> held.Key:
     epoch, generation, step = message["key"]
     return int(epoch), int(generation), int(step)
-
-
-def _attempts(root: Path) -> set[str]:
-    try:
-        return {parsed[1] for name in os.listdir(root) if (parsed := layout.parse_attempt(name))}
-    except OSError:
-        return set()

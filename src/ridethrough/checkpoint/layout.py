@@ -81,6 +81,14 @@ def parse_attempt(name: str) -> tuple[int, str] | None:
     return (int(match[1]), match[2]) if match else None
 
 
+def attempts_begun(root: str) -> set[str]:
+    """Names of all attempts that have a folder; none if the root can't be read."""
+    try:
+        return {parsed[1] for name in os.listdir(root) if (parsed := parse_attempt(name))}
+    except OSError:
+        return set()
+
+
 def data_file(rank: int, index: int) -> str:
     return f"__{rank}_{index}.distcp"
 

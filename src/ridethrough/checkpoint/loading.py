@@ -11,15 +11,19 @@ import secrets
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ridethrough.checkpoint import apply, layout, timeline
 from ridethrough.checkpoint.errors import CheckpointError
+from ridethrough.checkpoint.figures import LoadReport
 from ridethrough.checkpoint.layout import Lineage
 from ridethrough.checkpoint.meeting import Meeting
 from ridethrough.checkpoint.recall import Recalled, recall
 from ridethrough.checkpoint.restore import Index
 from ridethrough.checkpoint.state import State
+
+if TYPE_CHECKING:
+    from ridethrough.checkpoint.checkpointer import Checkpointer
 
 
 @dataclass
@@ -44,6 +48,11 @@ class Loaded:
     missing: list[str] = field(default_factory=list)
     extra: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+
+    def report(self, checkpointer: Checkpointer) -> LoadReport:
+        """What the user gets."""
+        about = (self.step, self.tier, self.source, self.rejected)
+        return LoadReport(*about, checkpointer, self.missing, self.extra, self.notes)
 
 
 def older_than() -> int | None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from ridethrough.checkpoint.client import KeeperClient, any_client, client_for
+from ridethrough.checkpoint.dcpindex_torch import trusted
+from ridethrough.checkpoint.layout import Lineage
 from ridethrough.checkpoint.peers import Peers, host_identity
 
 
@@ -43,6 +46,29 @@ class Meeting:
     def speaks(self) -> bool:
         """Whether this rank speaks for its node."""
         return self.peers.rank == self.first
+
+    def group(self, root: str, lineage: Lineage, options: dict[str, Any]) -> dict[str, Any]:
+        """What the keeper is told before a generation's first snapshot."""
+        return {
+            "op": "group",
+            "root": root,
+            "lineage": lineage.attempt(0),
+            "epoch": lineage.epoch,
+            "generation": lineage.generation,
+            "rank": self.peers.rank,
+            "world_size": self.peers.world_size,
+            "local_ranks": self.local_ranks,
+            "node": self.node,
+            "leader": self.nodes[0],
+            "endpoints": self.endpoints,
+            "options": {
+                "epoch": lineage.epoch,
+                "generation": lineage.generation,
+                "nonce": lineage.nonce,
+                "metadata_by_torch": not trusted(),
+                **options,
+            },
+        }
 
 
 def _endpoint(agent: str | None) -> str:

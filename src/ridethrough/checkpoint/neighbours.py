@@ -49,6 +49,10 @@ class Neighbours:
             if old is None or (group["epoch"], group["generation"]) > (old["epoch"], old["generation"]):
                 self.group, self.following, self.sent = group, held.NOTHING, held.NOTHING
 
+    def holds(self, key: held.Key) -> bool | None:
+        """Whether the next node has this version or a newer one; None: there are no replicas."""
+        return self.sent >= key if self.replicas and self.group is not None else None
+
     # -- connections ------------------------------------------------------------------------------------------------
     def connect(self, endpoint: str) -> socket.socket:
         """Raises OSError, also when the other side does not know the token."""

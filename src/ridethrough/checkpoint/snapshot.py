@@ -6,8 +6,7 @@ stream (CUDA) while forward and backward run, and each optimizer's step waits fo
 *fence*. When the copy has landed the keeper is told; only when the fence has run does the snapshot count, which a
 mark in the arena says. A boundary that is reached without a fence: if the tensors are as they were copied, nothing
 has stepped and the snapshot stands; if not, it is withdrawn and from then on copies are synchronous, saying so. The
-first two snapshots are compared with the live tensors at the fence.
-"""
+first two snapshots are compared with the live tensors at the fence."""
 
 from __future__ import annotations
 
@@ -272,9 +271,8 @@ class Snapshotter:
         message = {**pending.message, "entries": entries, "tail_bytes": len(tail), "finite": whole}
         ticket, event = pending.ticket, self.event
         known = plan.entries if plan.raw else []
-        submission = Submission(
-            self.group, message, arena, pending.serial, known, bytes(tail), lambda e: event(ticket, e)
-        )
+        answer = lambda e: event(ticket, e)  # noqa: E731
+        submission = Submission(self.group, message, arena, pending.serial, known, bytes(tail), answer)
         submission.final = pending.wish.attempt is None
         pending.submission = submission
         pending.values = []

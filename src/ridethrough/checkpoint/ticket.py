@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +26,7 @@ class Ticket:
         self.seconds: float | None = None
         self.nbytes: int | None = None
         self._settle = settle
+        self._elsewhere: Callable[[int], bool | None] | None = None  # is this step on another node; None: never
         self._changed = threading.Condition()
 
     def advance(self, state: str, **details: Any) -> None:
@@ -64,6 +66,16 @@ class Ticket:
         return self.path
 
     def replicated(self, timeout_s: float | None = None) -> bool:
-        """Whether another node holds this snapshot. Without a memory tier there are no replicas: False."""
+        """Wait until another node holds this snapshot, or a newer one; False when that is not so in time, at once where
+        there are no replicas or it was dropped. Raises CheckpointTimeout (not even staged), or CheckpointError if it
+        failed."""
         self._wait(lambda: self.state != FILLING, timeout_s, "staged")
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while self.state != SUPERSEDED:
+            answer = self._elsewhere(self.step) if self._elsewhere is not None else None
+            if answer is None or answer:
+                return bool(answer)
+            if deadline is not None and time.monotonic() > deadline:
+                break
+            time.sleep(0.01)
         return False
