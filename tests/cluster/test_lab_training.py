@@ -49,6 +49,7 @@ def test_what_the_lab_runs_is_valid() -> None:
     assert validate_objects(kubernetes_alone(job)).problems == []
 
 
+@pytest.mark.campaign
 @pytest.mark.root
 @pytest.mark.ranks
 @pytest.mark.timeout(600)
@@ -80,6 +81,7 @@ def test_b37_lost_pods_and_a_lost_coordinator_do_not_stop_training(tmp_path: Pat
         assert codes[-1:] == [0]
 
 
+@pytest.mark.campaign
 @pytest.mark.root
 @pytest.mark.ranks
 @pytest.mark.timeout(600)
