@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import signal
 import time
@@ -139,7 +140,10 @@ def test_every_fault_costs_at_most_one_step_and_the_end_is_the_same(launched: An
         phase = chance.choice(phases[1:4] if kind == "hang" else phases)  # data and saves may take their time
         fault = f"{kind}:{chance.randrange(2)}:{4 * number + chance.randrange(3, 6)}:{phase}"
         flags += ["--fault-at", fault]
-    flags += ["--max-restarts", "1000"]
+    policy = launched.folder / "policy.json"
+    budgets = ("max_restarts", "max_rank_faults", "max_cheap_in_window", "max_costly_in_window")
+    policy.write_text(json.dumps(dict.fromkeys(budgets, 1000)))
+    flags += ["--policy", str(policy), "--fault-steps", str(steps)]
     more = {"steps": steps, "loaders": False, "every": 50}
     assert launched.wait(run(launched, "control", **more), 600) == 0, launched.text()
     assert launched.wait(run(launched, "f", *flags, **more), 3000) == 0, launched.text()

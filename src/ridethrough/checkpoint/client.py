@@ -264,15 +264,16 @@ class KeeperClient:
         with self._lock:
             key = (event["root"], event["lineage"], event["sequence"])
             submission = self._pending.get(key)
-            if submission is None or submission.final:
+            if submission is None:
                 return
-            submission.final = True
             if event.get("serial") is not None:  # refused outright: no `free` will come
                 POOL.release(submission.arena.id, submission.serial)
                 submission.freed = True
+            told, submission.final = submission.final, True
             if submission.freed:
                 del self._pending[key]
-        submission.handler(event)
+        if not told:
+            submission.handler(event)
 
     def _lost(self, serial: int) -> None:
         """The keeper is gone: start it anew and hand over what it still had to keep or to write."""
