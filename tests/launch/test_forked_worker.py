@@ -58,6 +58,7 @@ def test_ends_as_under_the_interpreter(name: str, tmp_path: Path) -> None:
     assert found[0] == found[1]
 
 
+@pytest.mark.campaign  # now and then multiprocessing's resource tracker dies in a worker: not explained yet
 @pytest.mark.ranks
 @pytest.mark.parametrize("form", ["script", "module"])
 def test_what_a_program_can_see(job: Any, form: str) -> None:
@@ -112,6 +113,7 @@ def test_a_program_of_any_kind(job: Any) -> None:
 
 
 @pytest.mark.ranks
+@pytest.mark.campaign  # now and then an executed worker gets a SIGKILL that nobody sent: not explained yet
 def test_a_killed_zygote_is_replaced(job: Any) -> None:
     process = job.start(
         *("run", "--nproc-per-node", "2", "--runs", "runs", "--run-id", "a"),
