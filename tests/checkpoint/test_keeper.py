@@ -246,10 +246,10 @@ def test_forty_saves_leave_nothing_behind(job: Any, own_keeper: Any, tmp_path: P
     for step in range(1, 41):
         one.train(step)
         one.checkpointer.save(step).committed(30)
+        rss[step] = me.memory_info().rss + it.memory_info().rss
         if step in (5, 40):
-            rss[step] = me.memory_info().rss + it.memory_info().rss
             counts[step] = footprint()
-    assert rss[40] - rss[5] < 10e6
+    assert min(rss[s] for s in range(31, 41)) - min(rss[s] for s in range(5, 11)) < 10e6  # gradients come and go
     deadline = time.monotonic() + 5  # a tail's descriptor may still be on its way to being closed
     while (now := footprint()) > counts[5] and time.monotonic() < deadline:
         time.sleep(0.05)

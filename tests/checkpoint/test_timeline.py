@@ -109,11 +109,11 @@ def test_where_torch_has_another_form_the_files_are_torchs_own_writers(
     """The fallbacks: archives by torch.save, the index by a process with torch."""
     import torch.distributed.checkpoint as dcp
 
-    from ridethrough.checkpoint import checkpointer, plan
+    from ridethrough.checkpoint import meeting, plan
 
     assert template.works()
     monkeypatch.setattr(plan, "works", lambda: False)
-    monkeypatch.setattr(checkpointer, "trusted", lambda: False)
+    monkeypatch.setattr(meeting, "trusted", lambda: False)
     one = job()
     one.checkpointer.load()
     one.run(0, 2)

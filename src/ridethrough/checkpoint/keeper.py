@@ -31,6 +31,7 @@ from ridethrough.checkpoint.kept import Client
 from ridethrough.ledger.recorder import Recorder
 
 IDLE_EXIT_S = 3.0
+FOLLOW_S = 5.0  # when told to end: so long may rank 0's keeper take to begin writing what only memory holds
 
 
 class Keeper(Keeping):
@@ -44,9 +45,10 @@ class Keeper(Keeping):
     def finished(self) -> bool:
         """Whether to exit now (asked by the main thread a few times a second)."""
         with self.wake:
-            writing = any(not g.idle for g in self.groups.values() if g.leads or self.flushing)
-            busy = self.current is not None or writing
             now = time.monotonic()
+            follow = self.flushing and (self.stopping is None or now - self.stopping < FOLLOW_S)
+            writing = any(not g.idle for g in self.groups.values() if g.leads or follow)
+            busy = self.current is not None or writing
             if self.stopping is not None:
                 return not busy or now - self.stopping > self.grace_s
             if self.clients or busy:
