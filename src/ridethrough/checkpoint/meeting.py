@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from ridethrough.checkpoint.client import KeeperClient, any_client, client_for
 from ridethrough.checkpoint.dcpindex_torch import trusted
 from ridethrough.checkpoint.layout import Lineage
 from ridethrough.checkpoint.peers import Peers, host_identity
+from ridethrough.generation.socket_folder import socket_folder
 
 
 class Meeting:
@@ -34,7 +34,7 @@ class Meeting:
         shared = next((p for r, (_h, p, _e) in enumerate(told) if self.nodes[r] == self.node and p), None)
         if shared is None:
             if self.peers.rank == self.first:
-                shared = str(Path(tempfile.mkdtemp(prefix="ridethrough-")) / "keeper.sock")
+                shared = str(socket_folder("ridethrough-") / "keeper.sock")
                 client_for(Path(shared), owned=True).connect()
                 self.peers.publish(f"keeper/{self.first}", shared)
             else:

@@ -15,17 +15,16 @@ import signal
 import socket
 import struct
 import sys
-import tempfile
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from ridethrough.generation import messages as m
 from ridethrough.generation.faults import FaultReport
 from ridethrough.generation.membership import WorkerState
 from ridethrough.generation.plan import Plan
+from ridethrough.generation.socket_folder import socket_folder, temporary_roots
 from ridethrough.generation.wire import Decoder, WireError, encode
 from ridethrough.health.heartbeat import HeartbeatPage
 from ridethrough.launch import linux
@@ -67,7 +66,7 @@ class NodeAgent:
         self._recorder = recorder
         self._report = report
         sweep_folders()
-        self._folder = Path(tempfile.mkdtemp(prefix=f"ridethrough-{os.getpid()}-"))
+        self._folder = socket_folder(f"ridethrough-{os.getpid()}-")
         self._job = uuid.uuid4().hex
         self._mark = f"RIDETHROUGH_JOB={self._job}"
         self._workers: dict[str, WorkerProcess] = {}
@@ -490,7 +489,7 @@ class NodeAgent:
 
 def sweep_folders() -> None:
     """Removes what an agent left that was killed before its zygote could clean up behind it."""
-    for folder in Path(tempfile.gettempdir()).glob("ridethrough-*-*"):
+    for folder in [folder for root in temporary_roots() for folder in root.glob("ridethrough-*-*")]:
         pid = folder.name.split("-")[1]
         with contextlib.suppress(FileNotFoundError):  # another launcher sweeps too
             if pid.isdigit() and linux.is_gone(int(pid)) and folder.stat().st_uid == os.getuid():

@@ -14,12 +14,12 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 from ridethrough.generation.messages import PROTOCOL
+from ridethrough.generation.socket_folder import socket_root
 from ridethrough.generation.wire import Decoder, encode
 from ridethrough.restart.launched_by import Ranks, where
 
@@ -66,7 +66,7 @@ def _folder(ranks: Ranks) -> Path:
     """The same for all ranks of this launch on this node, and for nobody else."""
     name = f"{os.getuid()}.{ranks.job}.{ranks.host}.{ranks.port}.{os.getpid() if ranks.by == 'plain' else ''}"
     digest = hashlib.sha256(name.encode()).hexdigest()[:16]
-    return Path(tempfile.gettempdir()) / f"ridethrough-side-{digest}"
+    return socket_root() / f"ridethrough-side-{digest}"
 
 
 def _start(ranks: Ranks, folder: Path, max_restarts: int, min_world_size: int) -> None:
