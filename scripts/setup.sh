@@ -2,7 +2,7 @@
 # Makes the virtual environment that the Makefile's targets use: `make setup` (or bash scripts/setup.sh).
 #
 #   VENV=.venv  CONSTRAINTS=constraints.txt  EXTRAS=report  PYTHON=python3.12   what to make, and with what
-#   TORCH_INDEX=URL   where torch comes from; without it PyTorch's CPU index on a machine without an NVIDIA driver
+#   TORCH_INDEX=URL   where torch comes from, for example PyTorch's index of CPU builds; without it pip's own
 #                     (a tenth of the download), else the configured one
 #
 # Quick and offline the second time: a stamp in the environment holds a hash of everything that decides its content.
@@ -15,7 +15,6 @@ CONSTRAINTS=${CONSTRAINTS:-constraints.txt}
 EXTRAS=${EXTRAS:-}
 STAMP=$VENV/.ready
 NEEDED_KB=$((4 * 1024 * 1024))
-CPU_INDEX=https://download.pytorch.org/whl/cpu
 
 fail() {
     echo "setup: $*" >&2
@@ -83,9 +82,6 @@ install() { # pip install, quietly; on failure one line that says what to do
 index=()
 if [ -n "${TORCH_INDEX:-}" ]; then
     index=(--extra-index-url "$TORCH_INDEX")
-elif [ ! -e /proc/driver/nvidia/version ] &&
-    "$VENV/bin/python" -c "import urllib.request as u; u.urlopen('$CPU_INDEX/torch/', timeout=5)" >/dev/null 2>&1; then
-    index=(--extra-index-url "$CPU_INDEX")
 fi
 
 echo "setup: installing into $VENV (minutes the first time)" >&2
