@@ -3,7 +3,6 @@
 #
 #   VENV=.venv  CONSTRAINTS=constraints.txt  EXTRAS=report  PYTHON=python3.12   what to make, and with what
 #   TORCH_INDEX=URL   where torch comes from, for example PyTorch's index of CPU builds; without it pip's own
-#                     (a tenth of the download), else the configured one
 #
 # Quick and offline the second time: a stamp in the environment holds a hash of everything that decides its content.
 # Two at once wait for each other. Problems are told in one line.
