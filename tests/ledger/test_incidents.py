@@ -50,6 +50,17 @@ def test_the_worked_case_stage_by_stage() -> None:
     assert (found.resumed_at, found.steps_lost, found.caught_up_s) == (4, 3, 8.0)  # step 7 done again at 15.5
     assert found.as_json()["class"] == "exception" and found.recovered
     assert found.secondary[0]["class"] == "collective"
+    assert found.as_json()["injected"] == ["0"]
+
+
+def test_a_planned_fault_is_joined_by_its_id_unless_the_rank_went_on_after_it() -> None:
+    """One of two ranks gets over a fault of its own (a slow step) before the other one's ends the generation."""
+    survived = event("fault_injected", 2.5, generation=0, rank=1, id="slow", fault_kind="slow", phase="step", step=3)
+    peer = [e for e in worked_case(1) if e["kind"] != "fault_injected"]
+    (found,) = incidents([*around(2), *worked_case(), *peer, survived, incident()])
+    assert found.injected == ["0"]
+    real = [e for e in (*around(), *worked_case(), incident()) if e["kind"] != "fault_injected"]
+    assert incidents(real)[0].injected == []
 
 
 def test_without_the_coordinators_word_the_reports_tell() -> None:

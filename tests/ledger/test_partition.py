@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from ledger_cases import S, around, event, fault, job_start, plan, step, worked_case, write
 
-from ridethrough.ledger.partition import LedgerError, Partition, check, partition, read_events
+from ridethrough.ledger.partition import NUM_COLUMNS, LedgerError, Partition, check, partition, read_events
 from ridethrough.ledger.schema import STATES, problems
 
 
@@ -217,6 +220,32 @@ def test_a_dead_worker_without_a_declared_fault_is_unattributed() -> None:
         event("job_end", 2, code=137, reason="killed"),
     ]
     assert seconds(partition(events)) == {"step": 1.0, "partial_step": 0.5, "unattributed": 0.5}
+
+
+def test_the_picture_of_a_long_lane_has_in_each_column_the_state_with_most_of_it() -> None:
+    """4,000 steps of 1 to 2 s with waits of 0 to 1 s, one long pause; the columns are added up here."""
+    rng, t, steps = random.Random(3), 0.0, []
+    for number in range(1, 4001):
+        took, wait = rng.uniform(1, 2), rng.uniform(0, 1)
+        steps.append(step(t, t + took, number, parts=(("data_wait", t, t + wait),)))
+        t += took + (80 if number == 2000 else 0)
+    end = job_start(0, 1), event("loop", 0, generation=0, rank=0, step=0), event("job_end", t, code=0, reason="done")
+    part = partition([*end, *steps])
+    (lane,), (drawn,) = part.segments, part.pictures
+    shown = {t1: state for state, _, t1 in drawn.pieces(part.start_ns)}
+    edges = [part.start_ns + int(k * (part.wall_ns / NUM_COLUMNS)) for k in range(NUM_COLUMNS)] + [part.end_ns]
+    segments = iter([*lane])
+    segment = next(segments)
+    for a, b in pairwise(edges):
+        shares = Counter[str]()
+        while True:
+            shares[segment.state] += max(0, min(b, segment.t1) - max(a, segment.t0))
+            if segment.t1 > b or (following := next(segments, None)) is None:
+                break
+            segment = following
+        state = next(state for t1, state in shown.items() if t1 >= b)
+        assert shares[state] == max(shares.values())
+    assert {"step", "data_wait", "unattributed"} == set(shown.values())
 
 
 def test_no_events_and_a_broken_partition_are_errors() -> None:

@@ -72,7 +72,11 @@ def test_the_figures_of_a_run_that_ended(tmp_path: Path) -> None:
     assert (now.step, now.num_incidents, now.num_recovered, now.steps_lost) == (10, 1, 1, 3)
     assert now.saves.tiers["disk"].rollback_steps == 6 and now.saves.tiers["disk"].age_s == 13.5
     text = seen(run.path)
-    for part in ("54.05%", "1 (1 exception), 1 recovered, 3 steps lost", "step 4, 13.5 s old, 6 steps behind"):
+    for part in (
+        "54.05%",
+        "1 (1 exception), 1 injected, 1 recovered, 3 steps lost",
+        "step 4, 13.5 s old, 6 steps behind",
+    ):
         assert part in text
     result = CliRunner().invoke(app, ["status", "a", "--runs", str(tmp_path), "--json"])
     assert json.loads(result.stdout)["saves"]["tiers"]["disk"]["step"] == 4

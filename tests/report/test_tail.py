@@ -41,7 +41,9 @@ def test_progress_tells_fault_and_recovery_as_they_come() -> None:
     assert progress.update(events[:cut]) == []
     assert progress.line() == "step 7/10  loss 2.5000  100 tokens/s  generation 0"
     lines = progress.update(events[cut : cut + 1])
-    assert lines == ["fault: exception on rank 0, forward of step 8, seen by exception after 0.50 s; generation 0 ends"]
+    assert lines == [
+        "fault: exception on rank 0, forward of step 8 (injected: 0), seen by exception after 0.50 s; generation 0 ends"
+    ]
     assert progress.line().endswith("incidents 1  recovering")
     assert progress.update(events[cut + 1 :]) == [
         "recovered: first step 6.00 s after the fault, resumed at step 4, 3 steps lost"

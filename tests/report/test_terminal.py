@@ -35,5 +35,12 @@ def test_all_tables(tmp_path: Path) -> None:
     assert ["sum", "18.500", "100.00%", "= wall x slots, to the nanosecond"] in rows
     assert any("training goodput" in row[0] and "54.05%" in row[0] for row in rows)
     incident = next(row for row in rows if row[0] == "open-0-0")
-    assert incident[1:3] == ["exception", "0"] and incident[5:11] == ["0.50 s", "1.50 s", "6.00 s", "8.00 s", "4", "3"]
+    assert incident[1:4] == ["exception", "0", "0"] and incident[6:12] == [
+        "0.50 s",
+        "1.50 s",
+        "6.00 s",
+        "8.00 s",
+        "4",
+        "3",
+    ]
     assert ["val loss", "4.500000"] in rows

@@ -109,7 +109,7 @@ def history(events: Iterable[Event] | SplitEvents, end_ns: int | None = None) ->
         _job(index, start, shares[index], stepped[index], end_ns if index == len(starts) - 1 else None)
         for index, start in enumerate(starts)
     ]
-    slots = _num_slots(split)
+    slots = _num_slots(split, jobs)
     if slots < 1:
         raise LedgerError("no event names a rank: no slot to divide the time of")
     return History(slots, jobs)
@@ -131,11 +131,11 @@ def _stretches(table: StepTable, starts: list[int]) -> Iterator[tuple[int, Steps
             yield int(job[first]), Steps(table, first, last)
 
 
-def _num_slots(split: SplitEvents) -> int:
+def _num_slots(split: SplitEvents, jobs: list[Job]) -> int:
     named = [int(e["slots"]) for e in split.rest if e["kind"] == "job_start"]
     planned = [int(e["world_size"]) for e in split.rest if e["kind"] == "plan"]
-    ranks = [e["rank"] + 1 for e in split.rest if _is_slot_event(e)]
-    return max([*named, *planned, *ranks, *(rank + 1 for rank in split.steps)], default=0)
+    seen = [rank + 1 for job in jobs for generation in job.generations for rank in generation.by_slot]
+    return max([*named, *planned, *seen, *(rank + 1 for rank in split.steps)], default=0)
 
 
 def _is_slot_event(event: Event) -> bool:
@@ -238,14 +238,17 @@ def root_fault(faults: Sequence[Event]) -> Event:
     return min(faults, key=order)
 
 
+def injected_faults(generation: Generation, slot: int) -> list[Event]:
+    """The injected faults of a slot that it finished no step after, in the order of time."""
+    shots = [e for e in generation.by_slot.get(slot, ()) if e["kind"] == "fault_injected"]
+    last_step = _last_end_ns(generation, slot, generation.all_out_ns) if shots else None
+    return [e for e in shots if last_step is None or last_step <= e["t_ns"]]
+
+
 def injected_ns(generation: Generation, slot: int | None) -> int | None:
-    """The last injected fault of a slot, if the slot finished no step after it."""
-    events = generation.by_slot.get(slot, []) if slot is not None else []
-    times: list[int] = [e["t_ns"] for e in events if e["kind"] == "fault_injected"]
-    if not times:
-        return None
-    last_step = _last_end_ns(generation, slot, generation.all_out_ns)
-    return times[-1] if last_step is None or last_step <= times[-1] else None
+    """When the last of them struck."""
+    shots = injected_faults(generation, slot) if slot is not None else []
+    return int(shots[-1]["t_ns"]) if shots else None
 
 
 def _last_end_ns(generation: Generation, slot: int | None, until_ns: int | None) -> int | None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ridethrough.ledger.history import Generation, History, history, root_fault
+from ridethrough.ledger.history import Generation, History, history, injected_faults, root_fault
 from ridethrough.ledger.reading import Event
 from ridethrough.ledger.steps import SplitEvents, Steps
 from ridethrough.ledger.walk import phase_intervals
@@ -41,6 +41,7 @@ class Incident:
     resumed_at: int | None
     steps_lost: int | None
     root_cause: str | None
+    injected: list[str] = field(default_factory=list)  # ids of the planned faults that it is of; empty: a real one
     secondary: list[dict[str, Any]] = field(default_factory=list)
     job: int = 0
     fault_ns: int = 0
@@ -125,6 +126,7 @@ def _incident(group: list[Generation], after: list[Generation]) -> Incident:
         resumed_at=resumed_at,
         steps_lost=None if resumed_at is None else max(0, reached - resumed_at),
         root_cause=cause,
+        injected=[str(event["id"]) for g in group for slot in g.by_slot for event in injected_faults(g, slot)],
         secondary=list(root.get("secondary") or []) if said is not None else _secondary(first, root),
         job=first.job,
         fault_ns=fault_ns,

@@ -87,14 +87,15 @@ class Lane(Sequence[Segment]):
 class Painter:
     """Appends segments from a cursor on; a moment before the cursor paints nothing, nor does one after `end_ns`."""
 
-    def __init__(self, start_ns: int) -> None:
+    def __init__(self, start_ns: int, room: int = 0) -> None:
+        """`room`: for so many segments at first."""
         self.start_ns = self.cursor = start_ns
         self.end_ns = start_ns
         self.job = 0
         self.ordinal = -1
         self._size = 0
         self._last: tuple[int, ...] | None = None
-        self._columns = {name: np.zeros(256, kind) for name, kind in _COLUMNS.items()}
+        self._columns = {name: np.zeros(256 + room, kind) for name, kind in _COLUMNS.items()}
 
     def lane(self, numbers: Sequence[int]) -> Lane:
         """What was painted; `numbers`: the generations' numbers by ordinal."""
@@ -183,10 +184,11 @@ class StepPlan:
         ends[place], ends[place + 1], state[place + 1] = table.part_a, table.part_b, table.part_state
         long = np.empty(len(ends), bool)
         long[:1], long[1:] = True, ends[1:] > ends[:-1]
-        before = np.concatenate([[0], np.cumsum(long)])  # entries kept before each
-        self.gap_entry = np.append(before[at], before[-1])
-        self.row_entry = before[at + 1]
-        self.ends, self.state, self.number = ends[long], state[long], number[long]
+        num_kept = np.add.reduceat(long, at, dtype=np.int64) if rows else np.zeros(0, np.int64)
+        self.gap_entry = np.concatenate([[0], np.cumsum(num_kept)])
+        self.row_entry = self.gap_entry[:-1] + long[at]
+        kept = np.flatnonzero(long)
+        self.ends, self.state, self.number = ends[kept], state[kept], number[kept]
         self._irregular, self._late = self._find_irregular(owner)
 
     def regular_until(self, first: int, last: int) -> int:

@@ -157,33 +157,43 @@ def partition_history(past: History) -> Partition:
     signs = [first_signs(job) for job in past.jobs]
     segments = Lanes(lambda slot: _lane(past, signs, bases, numbers, slot), past.slots)
     slot_ns = np.zeros((past.slots, len(STATES)), np.int64)
+    edges = past.start_ns + (np.arange(1, NUM_COLUMNS + 1) * ((past.end_ns - past.start_ns) / NUM_COLUMNS)).astype(
+        np.int64
+    )
+    edges[-1] = past.end_ns
     pictures = []
     for slot in range(past.slots):
         lane = segments[slot]
         _check_lane(lane, slot, past.start_ns, past.end_ns)
-        took = np.diff(lane.ends, prepend=lane.start_ns)
-        for code in np.flatnonzero(np.bincount(lane.state)):
-            slot_ns[slot, code] = took[lane.state == code].sum()
-        pictures.append(picture(lane, past.start_ns, past.end_ns))
+        until = times_until(lane, edges)
+        slot_ns[slot] = until[-1]
+        pictures.append(_picture(lane, edges, until))
     states_ns = {state: sum(slot_ns[:, code].tolist()) for code, state in enumerate(STATES)}
     part = Partition(past.start_ns, past.end_ns, past.slots, states_ns, segments, slot_ns, pictures)
     _check_sum(part)
     return part
 
 
-def picture(lane: Lane, start_ns: int, end_ns: int) -> Picture:
-    """The lane in at most `NUM_COLUMNS` pieces."""
+def times_until(lane: Lane, edges: Ints) -> Ints:
+    """How long the slot had been in each state (second axis: codes) at each of the rising moments `edges`, ns."""
+    until = np.zeros((len(edges), len(STATES)), np.int64)
+    if not len(lane):
+        return until
+    took = np.diff(lane.ends, prepend=lane.start_ns)
+    at = np.searchsorted(lane.ends, edges)
+    for code in np.flatnonzero(np.bincount(lane.state)):
+        places = np.flatnonzero(lane.state == code)
+        done = np.concatenate([[0], np.cumsum(took[places])])
+        until[:, code] = done[np.searchsorted(places, at, side="right")]
+    until[np.arange(len(edges)), lane.state[at]] -= lane.ends[at] - edges  # the segment that an edge cuts
+    return until
+
+
+def _picture(lane: Lane, edges: Ints, until: Ints) -> Picture:
     exact = _joined(lane.ends, lane.state)
-    if len(exact.ends) <= NUM_COLUMNS:
+    if len(exact.ends) <= len(edges):
         return exact
-    edges = start_ns + (np.arange(1, NUM_COLUMNS + 1) * ((end_ns - start_ns) / NUM_COLUMNS)).astype(np.int64)
-    edges[-1] = end_ns
-    cuts = np.sort(np.concatenate([exact.ends, edges]), kind="stable")  # some twice: pieces without length
-    begins = np.concatenate([[start_ns], cuts[:-1]])
-    state = exact.state[np.minimum(np.searchsorted(exact.ends, begins, side="right"), len(exact.ends) - 1)]
-    column = np.minimum(np.searchsorted(edges, begins, side="right"), NUM_COLUMNS - 1)
-    shares = np.bincount(column * len(STATES) + state, cuts - begins, NUM_COLUMNS * len(STATES))
-    return _joined(edges, shares.reshape(NUM_COLUMNS, len(STATES)).argmax(axis=1).astype(np.uint8))
+    return _joined(edges, np.diff(until, axis=0, prepend=0).argmax(axis=1).astype(np.uint8))
 
 
 def _joined(ends: Ints, state: npt.NDArray[np.uint8]) -> Picture:
@@ -221,9 +231,9 @@ def _check_sum(part: Partition) -> None:
 
 def _lane(past: History, signs: list[list[int]], bases: Ints, numbers: list[int], slot: int) -> Lane:
     """All jobs of one slot; between two jobs it is `queued`."""
-    painter = Painter(past.start_ns)
     table = next((g.steps[slot].table for g in past.generations if slot in g.steps), None)
     plan = StepPlan(table) if table is not None else None
+    painter = Painter(past.start_ns, room=len(plan.ends) if plan is not None else 0)
     for index, job in enumerate(past.jobs):
         painter.job, painter.ordinal, painter.end_ns = index, -1, job.end_ns
         painter.to(job.start_ns, "queued")

@@ -181,10 +181,11 @@ def split_events(events: Iterable[Event]) -> SplitEvents:
 class Steps:
     """Some neighbouring rows of a table: what one rank did in one generation, in the order of time."""
 
-    __slots__ = ("_table", "first", "last")
+    __slots__ = ("_first_ns", "_last_ns", "_table", "first", "last")
 
     def __init__(self, table: StepTable, first: int, last: int) -> None:
         self._table, self.first, self.last = table, first, last
+        self._first_ns, self._last_ns = int(table.t1_ns[first]), int(table.t1_ns[last - 1])
 
     def __len__(self) -> int:
         return self.last - self.first
@@ -212,6 +213,8 @@ class Steps:
 
     def num_until(self, t_ns: int) -> int:
         """How many had ended at a moment."""
+        if t_ns < self._first_ns or t_ns >= self._last_ns:  # nearly all that is asked for: spares a search
+            return 0 if t_ns < self._first_ns else len(self)
         return int(self._table.t1_ns[self.first : self.last].searchsorted(t_ns, side="right"))
 
     def parts(self, row: int) -> Iterator[tuple[int, int, int]]:

@@ -51,7 +51,9 @@ class Watch:
         for i in found:
             key = (i.job, i.generation)
             where = f"{i.class_} of rank {i.rank} in {i.phase} of step {i.step}"
-            fields = {"id": i.id, "class": i.class_, "rank": i.rank, "host": i.host, "rung": i.rung, "step": i.step}
+            where += f" (injected: {' '.join(i.injected)})" if i.injected else ""
+            fields: dict[str, Any] = {"id": i.id, "class": i.class_, "rank": i.rank, "host": i.host, "rung": i.rung}
+            fields |= {"step": i.step, "injected": i.injected}
             if self._once("incident", key):
                 text = f"{where}: {last_line(i.root_cause)}"
                 alerts.append(Alert("incident", "warning", status.run_id, text, fields))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,10 @@ from ridethrough.report.view import packed, view_of
 
 _LONGEST_TEXT = 200_000  # characters of one document
 _INCIDENTS_PER_TEXT = 50
+INCIDENT = ("id", "class", "rank", "host", "phase", "step", "generation", "rung", "detected_by", "attempts") + (
+    *("detected_s", "first_step_s", "caught_up_s", "resumed_at", "steps_lost", "root_cause", "injected", "stages_s"),
+)
+"""The fields of an incident's JSON that the index keeps."""
 _TEXT_SUFFIXES = (".txt", ".log", ".json", ".stack", ".stacks")
 
 
@@ -63,7 +66,7 @@ class RunRecord:
     tags: list[str] = field(default_factory=list)
     problem: str | None = None
     view: bytes | None = None
-    incidents: list[tuple[Any, ...]] = field(default_factory=list)
+    incidents: list[dict[str, Any]] = field(default_factory=list)
     documents: list[Document] = field(default_factory=list)
 
 
@@ -106,7 +109,7 @@ def record_of(ledger: RunLedger, record: RunRecord) -> RunRecord:
     found = ledger.incidents
     record.num_incidents, record.num_recovered = len(found), sum(i.recovered for i in found)
     record.steps_lost = sum(i.steps_lost or 0 for i in found)
-    record.incidents = [_row(i) for i in found]
+    record.incidents = [{name: incident[name] for name in INCIDENT} for incident in data["incidents"]]
     for first in range(0, len(found), _INCIDENTS_PER_TEXT):
         some = found[first : first + _INCIDENTS_PER_TEXT]
         name = f"incident {some[0].id}" if len(some) == 1 else f"incidents {some[0].id} to {some[-1].id}"
@@ -123,15 +126,10 @@ def _describe(record: RunRecord, run: dict[str, Any]) -> None:
         record.code, record.reason, record.ended = (run["result"][name] for name in ("code", "reason", "ended"))
 
 
-def _row(i: Incident) -> tuple[Any, ...]:
-    start = (i.id, i.class_, i.rank, i.host, i.phase, i.step, i.generation, i.rung, i.detected_by, i.attempts)
-    times = (i.detected_s, i.first_step_s, i.caught_up_s, i.resumed_at, i.steps_lost, i.root_cause)
-    return (*start, *times, json.dumps(i.stages_s))
-
-
 def _incident_text(i: Incident) -> str:
     effects = "\n".join({str(s.get("cause")) for s in i.secondary})
     where = f"{i.class_} of rank {i.rank} on {i.host} in {i.phase} of step {i.step}, rung {i.rung}, {i.detected_by}"
+    where += f", injected {' '.join(i.injected)}" if i.injected else ""
     return f"{i.id}: {where}\n{i.root_cause or ''}\n{effects}"
 
 

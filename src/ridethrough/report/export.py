@@ -15,15 +15,6 @@ from ridethrough.report.index import Index
 
 WHAT = ("runs", "incidents", "steps", "events")
 _LARGE = ("incidents", "documents", "fingerprint", "view")
-_INCIDENT = ("id", "class", "rank", "host", "phase", "step", "generation", "rung", "detected_by", "attempts") + (
-    "detected_s",
-    "first_step_s",
-    "caught_up_s",
-    "resumed_at",
-    "steps_lost",
-    "root_cause",
-    "stages_s",
-)
 
 
 class ExportError(ValueError):
@@ -63,8 +54,7 @@ def _rows(what: str, index: Index | None, paths: Sequence[Path]) -> Iterator[dic
                 fields = {k: v for k, v in vars(record).items() if k not in _LARGE}
                 yield fields
             for number, row in enumerate(record.incidents if what == "incidents" else (), 1):
-                named = dict(zip(_INCIDENT, row, strict=True))
-                yield {"run_id": path.name, "number": number, **named, "stages_s": json.loads(named["stages_s"])}
+                yield {"run_id": path.name, "number": number, **row}
         else:
             for event in read_events(path):
                 if what == "events" or event["kind"] == "step":

@@ -70,7 +70,8 @@ def marks(part: Partition, found: Sequence[Incident]) -> list[dict[str, Any]]:
             "t": _s(i.fault_ns - part.start_ns),
             "n": number,
             "rank": i.rank,
-            "text": f"{number}: {i.class_} of rank {i.rank}, {i.phase} of step {i.step}",
+            "text": f"{number}: {i.class_} of rank {i.rank}, {i.phase} of step {i.step}"
+            + (f" (injected: {' '.join(i.injected)})" if i.injected else ""),
         }
         for number, i in enumerate(found[:_MOST_INCIDENTS], 1)
     ]

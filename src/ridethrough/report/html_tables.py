@@ -35,7 +35,20 @@ def ledger_table(part: Partition) -> str:
 def incidents_table(found: list[Incident]) -> str:
     if not found:
         return "<p>None.</p>"
-    names = ["", "id", "class", "rank", "where", "rung", "seen by", "detected", "all out", "first step", "caught up"]
+    names = [
+        "",
+        "id",
+        "class",
+        "injected",
+        "rank",
+        "where",
+        "rung",
+        "seen by",
+        "detected",
+        "all out",
+        "first step",
+        "caught up",
+    ]
     names += ["resumed at", "steps lost", "attempts", "root cause"]
     numbered = list(enumerate(found, 1))
     if len(found) > MOST_INCIDENTS:  # what never recovered, then the slowest
@@ -44,7 +57,7 @@ def incidents_table(found: list[Incident]) -> str:
     rows = []
     for number, i in numbered:
         where = " of step ".join(str(part) for part in (i.phase, i.step) if part is not None) or "-"
-        cells = [number, i.id, i.class_, i.rank, where, i.rung or "open", i.detected_by]
+        cells = [number, i.id, i.class_, " ".join(i.injected) or "-", i.rank, where, i.rung or "open", i.detected_by]
         cells += [_s(i.detected_s), _s(i.all_out_s), _s(i.first_step_s), _s(i.caught_up_s)]
         cells += [i.resumed_at, i.steps_lost, i.attempts]
         said = "".join(f"<td>{escape('-' if cell is None else str(cell))}</td>" for cell in cells)

@@ -22,11 +22,11 @@ from typing import Any
 
 from ridethrough.ledger.reading import LedgerError
 from ridethrough.ledger.rundir import RunDirError
-from ridethrough.report.documents import Document, RunRecord, fingerprint, read_record
+from ridethrough.report.documents import INCIDENT, Document, RunRecord, fingerprint, read_record
 from ridethrough.report.view import unpacked
 
 FILE = ".index.sqlite"
-VERSION = 2
+VERSION = 3
 _BUSY_S = 20.0
 
 _TABLES = """
@@ -37,7 +37,8 @@ CREATE TABLE runs (run_id TEXT PRIMARY KEY, fingerprint TEXT NOT NULL, created T
   classes TEXT, tags TEXT, problem TEXT, view BLOB);
 CREATE TABLE incidents (run_id TEXT NOT NULL, number INTEGER NOT NULL, id TEXT, class TEXT, rank INTEGER, host TEXT,
   phase TEXT, step INTEGER, generation INTEGER, rung TEXT, detected_by TEXT, attempts INTEGER, detected_s REAL,
-  first_step_s REAL, caught_up_s REAL, resumed_at INTEGER, steps_lost INTEGER, root_cause TEXT, stages_s TEXT,
+  first_step_s REAL, caught_up_s REAL, resumed_at INTEGER, steps_lost INTEGER, root_cause TEXT, injected TEXT,
+  stages_s TEXT,
   PRIMARY KEY (run_id, number));
 CREATE INDEX incidents_class ON incidents (class);
 CREATE VIRTUAL TABLE texts USING fts5 (run_id UNINDEXED, source UNINDEXED, body, tokenize = "unicode61");
@@ -45,6 +46,7 @@ CREATE VIRTUAL TABLE texts USING fts5 (run_id UNINDEXED, source UNINDEXED, body,
 _STORED = tuple(RunRecord.__annotations__)[:-2]  # all but incidents and documents
 _RUN_COLUMNS = _STORED[:-1]  # nor the view, which is large
 _JSON_COLUMNS = ("config", "versions", "states_ns", "classes", "tags")
+_JSON_OF_INCIDENT = ("injected", "stages_s")
 
 
 @dataclass(frozen=True)
@@ -134,7 +136,7 @@ class Index:
         )
         names = [column[0] for column in cursor.description]
         rows = [dict(zip(names, row, strict=True)) for row in cursor]
-        return [{**row, "stages_s": json.loads(row["stages_s"])} for row in rows]
+        return [{**row, **{name: json.loads(row[name]) for name in _JSON_OF_INCIDENT}} for row in rows]
 
     def search(self, query: str, *, limit: int = 50) -> list[Hit]:
         """Runs in which every word occurs (as a word or its beginning) somewhere: config, command, tracebacks,
@@ -203,8 +205,8 @@ class Index:
             self._forget(record.run_id)
             self._db.execute(f"INSERT INTO runs ({', '.join(_STORED)}) VALUES ({marks})", values)
             self._db.executemany(
-                f"INSERT INTO incidents VALUES ({', '.join('?' * 19)})",
-                [(record.run_id, number, *row) for number, row in enumerate(record.incidents, 1)],
+                f"INSERT INTO incidents VALUES ({', '.join('?' * (2 + len(INCIDENT)))})",
+                [(record.run_id, number, *_cells(row)) for number, row in enumerate(record.incidents, 1)],
             )
             self._db.executemany("INSERT INTO texts VALUES (?, ?, ?)", [_text(record, d) for d in record.documents])
 
@@ -274,6 +276,10 @@ def _words(query: str) -> list[str]:
 def _best_places(places: dict[str, tuple[float, str]], most: int = 3) -> tuple[tuple[str, str], ...]:
     order = sorted(places.items(), key=lambda item: item[1][0])[:most]
     return tuple((source, " ".join(excerpt.split())) for source, (_, excerpt) in order)
+
+
+def _cells(incident: dict[str, Any]) -> list[Any]:
+    return [json.dumps(incident[name]) if name in _JSON_OF_INCIDENT else incident[name] for name in INCIDENT]
 
 
 def _text(record: RunRecord, document: Document) -> tuple[str, str, str]:

@@ -48,7 +48,7 @@ def send_run(run_dir: Path, endpoint: str) -> int:
     spans = kept.get_finished_spans()
     traces = OTLPSpanExporter(endpoint=f"{base}/v1/traces", timeout=_LIMIT_S)
     sent = traces.export(spans)
-    traces.shutdown()  # type: ignore[no-untyped-call]
+    traces.shutdown()
     if sent is not SpanExportResult.SUCCESS:
         raise OtelError(f"{base}/v1/traces did not take the trace: name an OTLP/HTTP endpoint, often port 4318")
     reader = PeriodicExportingMetricReader(
@@ -95,6 +95,7 @@ def _attributes(incident: Incident) -> dict[str, str | int]:
         "rung": incident.rung,
         "steps_lost": incident.steps_lost,
         "root_cause": incident.root_cause,
+        "injected": " ".join(incident.injected) or None,
     }
     return {f"ridethrough.{name}": value for name, value in found.items() if value is not None}
 

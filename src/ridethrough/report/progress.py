@@ -27,7 +27,7 @@ class Progress:
         self.ended: Event | None = None
         self.num_incidents = 0
         self._recent: deque[tuple[int, int, float]] = deque(maxlen=_WINDOW)  # t0, t1, tokens
-        self._injected: dict[tuple[int, int], int] = {}
+        self._injected: dict[tuple[int, int], Event] = {}
         self._open: tuple[int, int, int] | None = None  # generation, fault ns, step reached
         self._resumed_at: int | None = None
         self._rank = sys.maxsize  # the lowest rank that was heard of
@@ -64,7 +64,7 @@ class Progress:
         if kind == "step":
             yield from self._stepped(event)
         elif kind == "fault_injected":
-            self._injected[event["generation"], event["rank"]] = event["t_ns"]
+            self._injected[event["generation"], event["rank"]] = event
         elif kind == "fault":
             yield from self._faulted(event)
         elif kind == "incident":
@@ -105,9 +105,10 @@ class Progress:
             return  # a spare died: nobody notices
         if self._open is not None and self._open[0] >= generation:
             return  # a victim's report, or a late one
-        fault_ns = self._injected.get((generation, event["rank"])) or event.get("fault_ns") or event["t_ns"]
-        known = [t for (g, _), t in self._injected.items() if g == generation and t <= event["t_ns"]]
-        fault_ns = min([fault_ns, *known])
+        own = self._injected.get((generation, event["rank"]))
+        fault_ns = own["t_ns"] if own is not None else event.get("fault_ns") or event["t_ns"]
+        shots = [e["t_ns"] for (g, _), e in self._injected.items() if g == generation and e["t_ns"] <= event["t_ns"]]
+        fault_ns = min([fault_ns, *shots])
         if self._open is None:
             self.num_incidents += 1
             self._open = (generation, fault_ns, self.step)
@@ -115,7 +116,8 @@ class Progress:
             self._open = (generation, *self._open[1:])
         self._recent.clear()
         where = f"rank {event['rank']}, {event.get('phase') or 'phase unknown'} of step {event.get('step')}"
+        injected = f" (injected: {own['id']})" if own is not None else ""
         yield (
-            f"fault: {event['class']} on {where}, seen by {event['detected_by']} "
+            f"fault: {event['class']} on {where}{injected}, seen by {event['detected_by']} "
             f"after {(event['t_ns'] - fault_ns) / 1e9:.2f} s; generation {generation} ends"
         )

@@ -54,6 +54,7 @@ class Status:
     unattributed: float
     num_incidents: int
     num_recovered: int
+    num_injected: int
     causes: dict[str, int]
     restarts: int
     max_restarts: int | None
@@ -118,6 +119,7 @@ def status_of(ledger: RunLedger, *, running: bool) -> Status:
         unattributed=part.unattributed,
         num_incidents=len(found),
         num_recovered=sum(i.recovered for i in found),
+        num_injected=sum(bool(i.injected) for i in found),
         causes=dict(Counter(i.class_ for i in found).most_common()),
         restarts=sum(i.attempts for i in found if i.rung not in (None, "give_up")),
         max_restarts=_int(ledger.run["config"].get("max_restarts")),
@@ -190,6 +192,7 @@ def _starting(run_dir: Path) -> Status:
         unattributed=0.0,
         num_incidents=0,
         num_recovered=0,
+        num_injected=0,
         causes={},
         restarts=0,
         max_restarts=None,

@@ -40,13 +40,7 @@ def _facts(now: Status) -> list[tuple[str, str]]:
     goodput = f"training {now.training_goodput:.2%}  infrastructure {now.infrastructure_goodput:.2%}"
     facts.append(("goodput", goodput + (f"  unattributed {now.unattributed:.2%}" if now.unattributed > 0.005 else "")))
     facts += _checkpoint_facts(now)
-    causes = ", ".join(f"{count} {name}" for name, count in now.causes.items())
-    said = (
-        f"{now.num_incidents} ({causes}), {now.num_recovered} recovered, {now.steps_lost} steps lost"
-        if causes
-        else "none"
-    )
-    facts.append(("incidents", said))
+    facts.append(("incidents", _incidents(now)))
     if now.max_restarts is not None:
         facts.append(("restarts", f"{now.restarts} of {now.max_restarts}"))
     if now.recurring_rank is not None:
@@ -54,10 +48,19 @@ def _facts(now: Status) -> list[tuple[str, str]]:
     if now.open_incident is not None:
         i = now.open_incident
         where = f"{i['class']} of rank {i['rank']} in {i['phase']} of step {i['step']}"
+        where += f" (injected: {' '.join(i['injected'])})" if i["injected"] else ""
         facts.append(("open incident", f"[yellow]{escape(where)}: {escape(last_line(i['root_cause']))}[/]"))
     for straggler in now.stragglers[:3]:
         facts.append(("straggler", f"[yellow]{escape(straggler.line())}[/]"))
     return facts
+
+
+def _incidents(now: Status) -> str:
+    if not now.num_incidents:
+        return "none"
+    causes = ", ".join(f"{count} {name}" for name, count in now.causes.items())
+    injected = f", {now.num_injected} injected" if now.num_injected else ""
+    return f"{now.num_incidents} ({causes}){injected}, {now.num_recovered} recovered, {now.steps_lost} steps lost"
 
 
 def _checkpoint_facts(now: Status) -> list[tuple[str, str]]:

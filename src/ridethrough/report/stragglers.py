@@ -87,4 +87,5 @@ def _rank_times(rank: int, table: StepTable, last: int | None) -> RankTimes:
     begin = int(table.part_end[first - 1]) if first else 0
     state, length = table.part_state[begin:], (table.part_b[begin:] - table.part_a[begin:]) / 1e9
     waits = {name: float(length[state == STATE_CODES[name]].sum()) / len(took) for name in _PARTS}
-    return RankTimes(rank, len(took), float(np.median(took)), float(np.percentile(took, 95)), waits)
+    p50_s, p95_s = np.percentile(took, [50, 95])
+    return RankTimes(rank, len(took), float(p50_s), float(p95_s), waits)

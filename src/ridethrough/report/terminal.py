@@ -30,6 +30,7 @@ def incidents_table(found: list[Incident]) -> Table:
     for name, justify in (
         ("id", "left"),
         ("class", "left"),
+        ("injected", "left"),
         ("rank", "right"),
         ("where", "left"),
         ("rung", "left"),
@@ -44,7 +45,16 @@ def incidents_table(found: list[Incident]) -> Table:
         table.add_column(name, justify=justify, no_wrap=name not in ("root cause", "where"))  # type: ignore[arg-type]
     for i in found:
         where = f"{i.phase or '?'} of step {i.step}" if i.step is not None else (i.phase or "-")
-        row = [i.id, i.class_, _number(i.rank), where, i.rung or "open", _s(i.detected_s), _s(i.all_out_s)]
+        row = [
+            i.id,
+            i.class_,
+            " ".join(i.injected) or "-",
+            _number(i.rank),
+            where,
+            i.rung or "open",
+            _s(i.detected_s),
+            _s(i.all_out_s),
+        ]
         row += [_s(i.first_step_s), _s(i.caught_up_s), _number(i.resumed_at), _number(i.steps_lost)]
         table.add_row(*(escape(cell) for cell in [*row, last_line(i.root_cause)]))
     return table
