@@ -144,4 +144,4 @@ def test_in_the_browser_nothing_of_a_traceback_runs(serve, tmp_path: Path) -> No
     assert "54.05 %" in dom
     assert "&lt;img src=x onerror=alert(1)&gt;" in dom and "<img" not in dom
     listed = chromium(url, tmp_path / "profile2", "--dump-dom")
-    assert "1 runs in" in listed and 'href="#a"' in listed
+    assert "1 run in" in listed and 'href="#a"' in listed

@@ -80,7 +80,10 @@ def test_the_page_says_what_the_ledger_says(run: RunDir) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     page = Page(path.read_text())
     assert "final parameters and optimizer equal to the undisturbed run, bit for bit: yes (f00)" in page.text
-    assert "54.05%" in page.text
+    assert "54.05%" in page.text and "Done: step 10 of 10." in page.text
+    assert "54.1% of 18.5 s went into steps that count; the rest: 16.2% lost_step, " in page.text
+    assert "1 incident (1 exception), all injected; 1 recovered, 3 steps lost." in page.text
+    assert "config steps" in page.text
     assert "= wall x slots: 18500000000 ns x 1 = 18500000000 ns" in page.text
     assert "3 steps lost, resumed at step 4" in page.text
     lanes = [a for tag, a in page.tags if tag == "rect" and (a["class"] or "").startswith("s-")]
@@ -147,4 +150,4 @@ def test_a_large_run_is_thinned(tmp_path: Path) -> None:
     size = write_report(path, plain=True).stat().st_size
     assert size < 2_000_000
     page = Page((path / "report.html").read_text())
-    assert "The 60 slowest" not in page.text and "60, 60" in page.text
+    assert "The 60 slowest" not in page.text and "60 of 60" in page.text

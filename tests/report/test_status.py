@@ -18,9 +18,10 @@ from ridethrough.cli.main import app
 from ridethrough.ledger.recorder import Recorder
 from ridethrough.ledger.rundir import create_run
 from ridethrough.ledger.summary import read_run
+from ridethrough.report.durations import duration
 from ridethrough.report.live import life
 from ridethrough.report.status import RankNow, read_status, status_of
-from ridethrough.report.status_text import duration, interesting, status_view
+from ridethrough.report.status_text import interesting, status_view
 
 
 def seen(run_dir: Path) -> str:
@@ -74,7 +75,7 @@ def test_the_figures_of_a_run_that_ended(tmp_path: Path) -> None:
     text = seen(run.path)
     for part in (
         "54.05%",
-        "1 (1 exception), 1 injected, 1 recovered, 3 steps lost",
+        "1 incident (1 exception), all injected; 1 recovered, 3 steps lost",
         "step 4, 13.5 s old, 6 steps behind",
     ):
         assert part in text
@@ -90,7 +91,7 @@ def test_few_of_many_ranks() -> None:
 
 
 def test_durations() -> None:
-    assert [duration(s) for s in (4.21, 185, 7800, 273_600)] == ["4.2 s", "3 min 05 s", "2 h 10 min", "3 d 4 h"]
+    assert [duration(s) for s in (4.21, 185, 7800, 273_600)] == ["4.21 s", "3 min 05 s", "2 h 10 min", "3 d 4 h"]
 
 
 JUMPS = """

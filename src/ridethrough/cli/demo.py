@@ -137,7 +137,7 @@ def _two_runs(
     expected = ledger_summary(read_run(root / control))["final_hash"]
     if (root / name / "run.json").exists():
         ledger = read_run(root / name)
-        report = write_report(root / name, control_hash=expected, plain=True)
+        report = write_report(root / name, control_hash=expected)
         print_run(Console(file=show, width=None if show.isatty() else 180), ledger)
         print(f"report: {report}", file=show)
     if code != 0:

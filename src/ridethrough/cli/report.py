@@ -25,6 +25,9 @@ def report(
     plain: Annotated[
         bool, typer.Option("--plain", help="Without plotly, even where it is installed: small, no script at all.")
     ] = False,
+    gpu_hour_price: Annotated[
+        float | None, typer.Option("--gpu-hour-price", min=0, metavar="MONEY", help="Of one GPU; a rank counts as one.")
+    ] = None,
     control: Annotated[
         str | None,
         typer.Option("--control", metavar="RUN", help="The undisturbed run whose final state this one must equal."),
@@ -44,7 +47,7 @@ def report(
     with usage_errors(RunDirError, LedgerError):
         try:
             final = ledger_summary(read_run(find(runs, control)))["final_hash"] if control is not None else None
-            written = write_report(path, control_hash=final, to=to, plain=plain)
+            written = write_report(path, control_hash=final, to=to, plain=plain, gpu_hour_price=gpu_hour_price)
         except OSError as error:
             fail(f"{error.filename or path}: {error.strerror}; give a file that can be written with --to FILE")
     print(f"{written} ({written.stat().st_size / 1e6:.1f} MB, {time.monotonic() - begun:.1f} s)")

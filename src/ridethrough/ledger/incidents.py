@@ -51,6 +51,11 @@ class Incident:
     def recovered(self) -> bool:
         return self.first_step_s is not None
 
+    @property
+    def cost_s(self) -> float | None:
+        """What it cost every rank: from the fault until the lost steps were done again (as far as it is known)."""
+        return self.caught_up_s if self.caught_up_s is not None else self.first_step_s
+
     def as_json(self) -> dict[str, Any]:
         """The fields of the commands' JSON (`class_` is `class`)."""
         data = asdict(self)

@@ -270,9 +270,8 @@ def _spares(ledger: RunLedger, found: list[Incident], node_repair_h: float) -> l
 def _costs(found: list[Incident], slots: int, price: float | None) -> list[Cost]:
     hours: dict[str, list[float]] = {}
     for i in found:
-        until_s = i.caught_up_s if i.caught_up_s is not None else i.first_step_s
-        if until_s is not None:
-            hours.setdefault(i.class_, []).append(slots * until_s / 3600)
+        if i.cost_s is not None:
+            hours.setdefault(i.class_, []).append(slots * i.cost_s / 3600)
     costs = []
     for name, each in [*sorted(hours.items()), *([("all", [h for e in hours.values() for h in e])] if hours else [])]:
         total = sum(each)

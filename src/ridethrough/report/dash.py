@@ -55,9 +55,12 @@ class Runs:
         self._metrics: tuple[float, str] = (-1e9, "")
 
     async def listed(self) -> list[dict[str, Any]]:
-        """From the index, which is refreshed beside."""
+        """From the index, which is refreshed beside; a run that it has not read yet has only its name."""
         self._refresh_soon()
-        return [{name: run[name] for name in _LISTED} for run in await asyncio.to_thread(self._with_index, Index.runs)]
+        known, names = await asyncio.to_thread(self._with_index, lambda index: (index.runs(), index.names()))
+        found = [{name: run[name] for name in _LISTED} for run in known]
+        new = sorted(names - {run["run_id"] for run in known}, reverse=True)
+        return [*({"run_id": name} for name in new), *found]
 
     async def view(self, run_id: str) -> dict[str, Any]:
         """A run as it is now, or was a moment ago. Raises RunDirError when there is none, or it can't be read."""
@@ -84,8 +87,13 @@ class Runs:
         return dict(await asyncio.to_thread(self._with_index, read))
 
     async def search(self, query: str) -> list[dict[str, Any]]:
-        hits = await asyncio.to_thread(self._with_index, lambda index: index.search(query))
-        return [{"run_id": h.run_id, "places": [{"source": s, "excerpt": e} for s, e in h.places]} for h in hits]
+        def read(index: Index) -> list[dict[str, Any]]:
+            hits = index.search(query)
+            runs = {hit.run_id: index.run(hit.run_id) or {} for hit in hits}
+            places = {hit.run_id: [{"source": s, "excerpt": e} for s, e in hit.places] for hit in hits}
+            return [{**{n: run.get(n) for n in _LISTED}, "places": places[name]} for name, run in runs.items()]
+
+        return list(await asyncio.to_thread(self._with_index, read))
 
     async def metrics(self) -> str:
         async with self._locks.setdefault("/metrics", asyncio.Lock()):

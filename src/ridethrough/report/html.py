@@ -22,44 +22,59 @@ from ridethrough.ledger.schema import STATES
 from ridethrough.ledger.summary import RunLedger, ledger_summary, read_run
 from ridethrough.report.advice import advise
 from ridethrough.report.figures import figures
+from ridethrough.report.headline import headline
 from ridethrough.report.html_style import STAGE_STATE, style
 from ridethrough.report.html_tables import (
+    about_table,
     advice_section,
     classes_table,
     incidents_table,
     ledger_table,
+    shares_bar,
     stragglers_section,
 )
+from ridethrough.report.live import life
+from ridethrough.report.status import Status, status_of
 from ridethrough.report.stragglers import rank_times, stragglers
 from ridethrough.report.svg import MAX_LANES, recovery, save_curves, step_curves, timeline
+from ridethrough.report.view import about
 
 
 def write_report(
     run_dir: Path | str,
     *,
     control_hash: str | None = None,
-    end_ns: int | None = None,
     to: Path | None = None,
     plain: bool = False,
+    gpu_hour_price: float | None = None,
 ) -> Path:
     """Write `report.html` (mode 0600, replaced atomically) into the run's folder, or to `to`, and return its path.
 
     `plain`: SVG without any script, also where plotly is installed. Raises RunDirError or LedgerError as `read_run`
     does, OSError if the file cannot be written.
     """
-    ledger = read_run(run_dir, end_ns)
+    alive = life(Path(run_dir))
+    ledger = read_run(run_dir, alive.end_ns)
+    now = status_of(ledger, running=alive.running)
     path = ledger.path / "report.html" if to is None else to
-    write_private(path, render(ledger, control_hash=control_hash, plain=plain).encode())
+    page = render(ledger, now, control_hash=control_hash, plain=plain, gpu_hour_price=gpu_hour_price)
+    write_private(path, page.encode())
     return path
 
 
-def render(ledger: RunLedger, *, control_hash: str | None = None, plain: bool = False) -> str:
+def render(
+    ledger: RunLedger,
+    now: Status,
+    *,
+    control_hash: str | None = None,
+    plain: bool = False,
+    gpu_hour_price: float | None = None,
+) -> str:
     """The page as text. `control_hash`: final hash of the undisturbed run, for the verdict."""
     data = ledger_summary(ledger, control_hash=control_hash)
     part, found = ledger.part, ledger.incidents
     library = None if plain else plotly_script()
     title = f"ridethrough run {ledger.run['run_id']}"
-    warning = f'<p class="warn">{escape(part.warning)}</p>' if part.warning else ""
     sections = [
         (
             "Timeline",
@@ -69,12 +84,15 @@ def render(ledger: RunLedger, *, control_hash: str | None = None, plain: bool = 
         ("Recovery", _recovery(found, data["classes"], library is not None)),
         ("Where the time went", ledger_table(part)),
         ("Checkpoints", _saves(ledger, library is not None)),
-        ("What to change", advice_section(advise(ledger))),
+        ("What to change", advice_section(advise(ledger, gpu_hour_price=gpu_hour_price))),
         ("Stragglers", stragglers_section(stragglers(rank_times(ledger.steps, None)))),
         ("Incidents", incidents_table(found)),
+        ("About this run", about_table(about(ledger))),
     ]
     links = "".join(f'<a href="#{_anchor(name)}">{name}</a>' for name, _ in sections)
-    body = _head(ledger, title) + _verdict(data) + _cards(part, data, found) + warning
+    said = "".join(f'<p class="{kind}">{escape(text)}</p>' for kind, text in headline(now, gpu_hour_price))
+    body = f'<h1>{escape(title)}</h1><div class="headline">{said}{_verdict(data)}</div>'
+    body += shares_bar(part) + _cards(part, data, found)
     body += f'<nav aria-label="Sections">{links}</nav>'
     body += "".join(f'<h2 id="{_anchor(name)}">{name}</h2>{content}' for name, content in sections)
     return _page(title, body, figures(ledger) if library is not None else None, library)
@@ -151,21 +169,6 @@ def _saves(ledger: RunLedger, live: bool) -> str:
     return _figure("saves", "Age of the newest state on disk, write times and stalls") if live else save_curves(ledger)
 
 
-def _head(ledger: RunLedger, title: str) -> str:
-    run, result = ledger.run, ledger.run["result"]
-    ended = "not ended" if result is None else f"exit {result['code']}: {result['reason']}"
-    facts = [
-        f"created {run['created']} on {run['host']}",
-        ended,
-        f"config {run['config_hash']}",
-        f"fault schedule {run['schedule_hash'] or 'none'}",
-        ", ".join(f"{name} {version}" for name, version in run["versions"].items()),
-    ]
-    command = " ".join(run["command"])
-    lines = "".join(f'<p class="dim">{escape(fact)}</p>' for fact in facts)
-    return f"<h1>{escape(title)}</h1>{lines}<p><code>{escape(command)}</code></p>"
-
-
 def _verdict(data: dict[str, Any]) -> str:
     equal, final = data["bitwise_equal"], data["final_hash"]
     text = "final parameters and optimizer equal to the undisturbed run, bit for bit: "
@@ -184,7 +187,7 @@ def _cards(part: Partition, data: dict[str, Any], found: list[Incident]) -> str:
         ("steps", str(data["steps"])),
         ("wall", f"{part.wall_ns / 1e9:.2f} s"),
         ("ranks", str(part.slots)),
-        ("incidents, recovered", f"{len(found)}, {recovered}"),
+        ("incidents recovered", f"{recovered} of {len(found)}"),
     ]
     for name in ("final_loss", "val_loss"):
         if isinstance(data[name], (int, float)):

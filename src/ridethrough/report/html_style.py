@@ -26,9 +26,10 @@ STATE_COLOURS = {
 STAGE_STATE = {stage: stage if stage in STATES else "step" for stage in STAGES}
 
 _STYLE = """
-:root{color-scheme:light dark;--bg:#fff;--fg:#1c1c1c;--dim:#666;--line:#ddd;--mark:#c00;--good:#2c7a4b;--bad:#b00020}
+:root{color-scheme:light dark;--bg:#fff;--fg:#1c1c1c;--dim:#666;--line:#ddd;--mark:#c00;--good:#2c7a4b;--bad:#b00020;
+--warn:#8a5a00}
 @media (prefers-color-scheme:dark){:root{--bg:#15181b;--fg:#e6e6e6;--dim:#9aa0a6;--line:#33383d;--mark:#ff6b6b;
---good:#6fd39a;--bad:#ff7b7b}}
+--good:#6fd39a;--bad:#ff7b7b;--warn:#e0b060}}
 *{box-sizing:border-box}
 body{font:16px/1.5 system-ui,sans-serif;background:var(--bg);color:var(--fg);margin:0 auto;max-width:1100px}
 body{padding:1rem}
@@ -45,7 +46,11 @@ nav{display:flex;flex-wrap:wrap;gap:.2rem .9rem;font-size:.9rem;margin:.6rem 0}a
 table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
 th,td{text-align:left;padding:.25rem .6rem;border-bottom:1px solid var(--line);vertical-align:top}
 td.n,th.n{text-align:right;white-space:nowrap}tfoot td{font-weight:bold}
-.verdict{font-weight:bold;font-size:1.1rem}.yes{color:var(--good)}.no,.warn{color:var(--bad)}
+.headline{font-size:1.05rem;margin:.4rem 0}.headline p:first-child{font-weight:bold;font-size:1.2rem}
+.bar{display:flex;height:1.7rem;border-radius:.4rem;overflow:hidden;margin:.8rem 0}
+.bar span{font-size:.75rem;line-height:1.7rem;text-align:center;overflow:hidden;white-space:nowrap;color:#000}
+.good{color:var(--good)}.bad{color:var(--bad)}
+.verdict{font-weight:bold;font-size:1.1rem}.yes{color:var(--good)}.no{color:var(--bad)}.warn{color:var(--warn)}
 .legend{display:flex;flex-wrap:wrap;gap:.2rem 1rem;list-style:none;padding:0;font-size:.85rem}
 .sw{display:inline-block;width:.8rem;height:.8rem;border-radius:2px;margin-right:.3rem;vertical-align:-1px}
 svg text{font:12px system-ui,sans-serif;fill:var(--fg)}svg text.axis{fill:var(--dim);font-size:11px}

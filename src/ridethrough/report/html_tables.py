@@ -32,6 +32,22 @@ def ledger_table(part: Partition) -> str:
     return f'<div class="wide"><table><thead>{head}</thead><tbody>{rows}</tbody><tfoot>{foot}</tfoot></table></div>'
 
 
+def shares_bar(part: Partition) -> str:
+    """All of the time in one bar, by state."""
+    total = max(1, part.wall_ns * part.slots)
+    pieces = "".join(
+        f'<span class="s-{state}" style="width:{100 * ns / total:.3f}%" title="{state} {percent(ns, total)}">'
+        f"{state if ns > 0.08 * total else ''}</span>"
+        for state, ns in sorted(part.states_ns.items(), key=lambda item: -item[1])
+        if ns
+    )
+    return f'<div class="bar" role="img" aria-label="Share of the time in each state">{pieces}</div>'
+
+
+def about_table(about: dict[str, str]) -> str:
+    return table(["", ""], [[escape(name), f"<code>{escape(text)}</code>"] for name, text in about.items()])
+
+
 def incidents_table(found: list[Incident]) -> str:
     if not found:
         return "<p>None.</p>"
@@ -115,13 +131,17 @@ def advice_section(report: Report) -> str:
         ]
         for r in report.limits
     ]
-    costs = [[escape(c.class_), str(c.count), f"{c.gpu_hours:.4f}", f"{c.gpu_hours_each:.5f}"] for c in report.costs]
+    costs = [
+        [escape(c.class_), str(c.count), f"{c.gpu_hours:.4f}", f"{c.gpu_hours_each:.5f}"]
+        + [f"{c.money:,.2f}" if c.money is not None else "give --gpu-hour-price"]
+        for c in report.costs
+    ]
     out = warnings + table(["figure", "value", ""], rows)
     out += "<h3>Time limits</h3>"
     out += table(["phase", "seen", "p99", "longest", "default", "proposed", "setting"], limits, numbers=range(1, 6))
     if costs:
         out += "<h3>What the recoveries cost</h3>"
-        out += table(["class", "incidents", "GPU hours", "each"], costs, numbers=range(1, 4))
+        out += table(["class", "incidents", "GPU hours", "each", "money"], costs, numbers=range(1, 5))
         out += '<p class="dim">Ranks x time from the fault until the lost steps were done again.</p>'
     return out
 

@@ -103,6 +103,10 @@ class Index:
         found = [_run(row) for row in rows]
         return [run for run in found if tag is None or tag in run["tags"]]
 
+    def names(self) -> set[str]:
+        """Of all runs that are below the root now, read or not."""
+        return {path.name for path in run_folders(self.root)}
+
     def run(self, run_id: str) -> dict[str, Any] | None:
         rows = self._db.execute(f"SELECT {', '.join(_RUN_COLUMNS)} FROM runs WHERE run_id = ?", (run_id,))
         return next((_run(row) for row in rows), None)

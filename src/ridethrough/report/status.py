@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ridethrough.ledger.incidents import Incident
+from ridethrough.ledger.incidents import Incident, percentile
+from ridethrough.ledger.partition import Partition
 from ridethrough.ledger.reading import LedgerError
 from ridethrough.ledger.rundir import RunDir
 from ridethrough.ledger.steps import STATE_NAMES
@@ -52,6 +53,7 @@ class Status:
     training_goodput: float
     infrastructure_goodput: float
     unattributed: float
+    lost: dict[str, float]  # share of the time in each state but `step`, the largest first
     num_incidents: int
     num_recovered: int
     num_injected: int
@@ -59,6 +61,9 @@ class Status:
     restarts: int
     max_restarts: int | None
     steps_lost: int
+    recovery_p50_s: float | None  # from the fault to the first new step
+    recovery_max_s: float | None
+    cost_gpu_h: float  # of all recovered incidents together
     recurring_rank: int | None
     open_incident: dict[str, Any] | None
     saves: Saves
@@ -98,6 +103,7 @@ def status_of(ledger: RunLedger, *, running: bool) -> Status:
         state = "recovering" if open_one is not None else "running" if step else "starting"
     times = stragglers(rank_times(ledger.steps))
     step_s, loss, tokens_per_s = _newest(ledger)
+    took_s = [i.first_step_s for i in found if i.first_step_s is not None]
     total = total_steps(ledger.run["config"])
     left = total - step if total is not None and state == "running" else None
     return Status(
@@ -117,6 +123,7 @@ def status_of(ledger: RunLedger, *, running: bool) -> Status:
         training_goodput=part.training_goodput,
         infrastructure_goodput=part.infrastructure_goodput,
         unattributed=part.unattributed,
+        lost=_lost(part),
         num_incidents=len(found),
         num_recovered=sum(i.recovered for i in found),
         num_injected=sum(bool(i.injected) for i in found),
@@ -124,6 +131,9 @@ def status_of(ledger: RunLedger, *, running: bool) -> Status:
         restarts=sum(i.attempts for i in found if i.rung not in (None, "give_up")),
         max_restarts=_int(ledger.run["config"].get("max_restarts")),
         steps_lost=sum(i.steps_lost or 0 for i in found),
+        recovery_p50_s=percentile(took_s, 50) if took_s else None,
+        recovery_max_s=max(took_s, default=None),
+        cost_gpu_h=sum(part.slots * i.cost_s / 3600 for i in found if i.cost_s is not None),
         recurring_rank=recurring_rank(found),
         open_incident=open_one.as_json() if open_one is not None else None,
         saves=saves(ledger.events, now_ns=now_ns, step=step),
@@ -139,6 +149,12 @@ def recurring_rank(found: list[Incident], times: int = 3) -> int | None:
         return None
     rank, count = counts.most_common(1)[0]
     return rank if count >= times and count > sum(counts.values()) / 2 else None
+
+
+def _lost(part: Partition) -> dict[str, float]:
+    total = max(1, part.wall_ns * part.slots)
+    shares = {state: ns / total for state, ns in part.states_ns.items() if state != "step" and ns}
+    return dict(sorted(shares.items(), key=lambda item: -item[1]))
 
 
 def _ranks(ledger: RunLedger, now_ns: int) -> list[RankNow]:
@@ -190,6 +206,7 @@ def _starting(run_dir: Path) -> Status:
         training_goodput=0.0,
         infrastructure_goodput=0.0,
         unattributed=0.0,
+        lost={},
         num_incidents=0,
         num_recovered=0,
         num_injected=0,
@@ -197,6 +214,9 @@ def _starting(run_dir: Path) -> Status:
         restarts=0,
         max_restarts=None,
         steps_lost=0,
+        recovery_p50_s=None,
+        recovery_max_s=None,
+        cost_gpu_h=0.0,
         recurring_rank=None,
         open_incident=None,
         saves=Saves(),

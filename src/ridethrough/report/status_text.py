@@ -5,27 +5,28 @@ from __future__ import annotations
 from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
+from ridethrough.report.durations import duration
+from ridethrough.report.headline import headline
 from ridethrough.report.status import RankNow, Status
-from ridethrough.report.terminal import last_line
 
-_COLOUR = {"running": "green", "ended": "green", "starting": "yellow", "recovering": "yellow", "died": "red"}
+_STYLE = {"good": "green", "warn": "yellow", "bad": "red", "plain": "default"}
 
 
 def status_view(now: Status, rows: int = 16) -> RenderableType:
-    """Facts first, then at most `rows` ranks: all if they are few, else those that differ from the rest."""
+    """The headline, the figures, then at most `rows` ranks: all if they are few, else those farthest behind."""
+    said = [Text(f"run {now.run_id}", style="bold")]
+    said += [Text(text, style=_STYLE[kind]) for kind, text in headline(now)]
     facts = Table(box=None, show_header=False, pad_edge=False)
     facts.add_column(style="dim", no_wrap=True)
     facts.add_column()
     for name, value in _facts(now):
-        facts.add_row(name, value)
-    return Group(facts, _ranks(now, rows)) if now.ranks else Group(facts)
+        facts.add_row(name, escape(value))
+    return Group(*said, facts, *([_ranks(now, rows)] if now.ranks else []))
 
 
 def _facts(now: Status) -> list[tuple[str, str]]:
-    colour = _COLOUR[now.state]
-    ended = f", code {now.code}: {escape(now.reason or '')}" if now.code is not None else ""
-    facts = [("run", f"{escape(now.run_id)}  [{colour}]{now.state}[/]{ended}")]
     step = f"{now.step}" + (f"/{now.total}" if now.total else "")
     if now.loss is not None:
         step += f"  loss {now.loss:.4f}"
@@ -33,34 +34,12 @@ def _facts(now: Status) -> list[tuple[str, str]]:
         step += f"  {now.step_s:.3f} s a step"
     if now.tokens_per_s:
         step += f"  {now.tokens_per_s:,.0f} tokens/s"
-    if now.eta_s is not None:
-        step += f"  {duration(now.eta_s)} left"
-    facts.append(("step", step))
-    facts.append(("generation", f"{now.generation}, {now.num_ranks} ranks, wall {duration(now.wall_s)}"))
-    goodput = f"training {now.training_goodput:.2%}  infrastructure {now.infrastructure_goodput:.2%}"
-    facts.append(("goodput", goodput + (f"  unattributed {now.unattributed:.2%}" if now.unattributed > 0.005 else "")))
+    facts = [("step", step), ("generation", f"{now.generation}, {now.num_ranks} ranks, wall {duration(now.wall_s)}")]
+    facts.append(("goodput", f"training {now.training_goodput:.2%}  infrastructure {now.infrastructure_goodput:.2%}"))
     facts += _checkpoint_facts(now)
-    facts.append(("incidents", _incidents(now)))
     if now.max_restarts is not None:
         facts.append(("restarts", f"{now.restarts} of {now.max_restarts}"))
-    if now.recurring_rank is not None:
-        facts.append(("recurring", f"[red]rank {now.recurring_rank} causes most of the incidents[/]"))
-    if now.open_incident is not None:
-        i = now.open_incident
-        where = f"{i['class']} of rank {i['rank']} in {i['phase']} of step {i['step']}"
-        where += f" (injected: {' '.join(i['injected'])})" if i["injected"] else ""
-        facts.append(("open incident", f"[yellow]{escape(where)}: {escape(last_line(i['root_cause']))}[/]"))
-    for straggler in now.stragglers[:3]:
-        facts.append(("straggler", f"[yellow]{escape(straggler.line())}[/]"))
     return facts
-
-
-def _incidents(now: Status) -> str:
-    if not now.num_incidents:
-        return "none"
-    causes = ", ".join(f"{count} {name}" for name, count in now.causes.items())
-    injected = f", {now.num_injected} injected" if now.num_injected else ""
-    return f"{now.num_incidents} ({causes}){injected}, {now.num_recovered} recovered, {now.steps_lost} steps lost"
 
 
 def _checkpoint_facts(now: Status) -> list[tuple[str, str]]:
@@ -102,14 +81,3 @@ def interesting(ranks: list[RankNow], rows: int) -> list[RankNow]:
         return ranks
     behind = sorted(ranks, key=lambda rank: (rank.step, -rank.since_s, rank.rank))[:rows]
     return sorted(behind, key=lambda rank: rank.rank)
-
-
-def duration(seconds: float) -> str:
-    """For example `4.2 s`, `3 min 05 s`, `2 h 10 min`, `3 d 4 h`."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    if seconds < 3600:
-        return f"{int(seconds // 60)} min {int(seconds % 60):02d} s"
-    if seconds < 86400:
-        return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60):02d} min"
-    return f"{int(seconds // 86400)} d {int(seconds % 86400 // 3600)} h"

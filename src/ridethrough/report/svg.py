@@ -164,8 +164,8 @@ def recovery(incidents: Sequence[Incident]) -> str:
                 )
                 at += seconds * scale
         whole = sum(incident.stages_s.values())
-        note = f"{whole:.2f} s" if incident.recovered else f"{whole:.2f} s, not recovered"
-        out.append(f'<text class="axis" x="{at + 6:.1f}" y="{y + 14}">{note}</text>')
+        took = f"{whole:.2f} s" if incident.recovered else f"{whole:.2f} s, not recovered"
+        out.append(f'<text class="axis" x="{at + 6:.1f}" y="{y + 14}">{took}</text>')
     return note + _svg(8 + len(incidents) * (height + 6), "Recovery of each incident by stage", out)
 
 

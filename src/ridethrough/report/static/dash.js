@@ -31,19 +31,20 @@ const link = (run) => make("a", { href: "#" + encodeURIComponent(run) }, run);
 const showRuns = async (mine) => {
   const { root, runs } = await get("/api/runs");
   if (mine !== generation) return;
-  const rows = runs.map((r) => r.problem ? [link(r.run_id), (r.created || "").slice(0, 19), make("span", { class: "bad" }, r.problem), "", "", "", "", "", ""]
+  const unread = runs.filter((r) => r.created === undefined).length;
+  const rows = runs.map((r) => r.created === undefined ? [link(r.run_id), make("span", { class: "dim" }, "being read ..."), "", "", "", "", "", "", ""] : r.problem ? [link(r.run_id), (r.created || "").slice(0, 19), make("span", { class: "bad" }, r.problem), "", "", "", "", "", ""]
     : [link(r.run_id), (r.created || "").slice(0, 19).replace("T", " "), r.code === null ? make("span", { class: "warn" }, "not ended") : r.code === 0 ? make("span", { class: "good" }, "done") : make("span", { class: "bad", title: r.reason || "" }, "code " + r.code),
       r.steps, r.slots, percent(r.training_goodput), percent(r.infrastructure_goodput), r.num_incidents, (r.tags || []).join(" ")]);
-  main.replaceChildren(make("p", { class: "dim" }, runs.length + " runs in " + root),
+  main.replaceChildren(make("p", { class: "dim" }, runs.length + (runs.length === 1 ? " run in " : " runs in ") + root),
     table([["run"], ["created"], ["result"], ["steps", "n"], ["ranks", "n"], ["goodput", "n"], ["infrastructure", "n"], ["incidents", "n"], ["tags"]], rows));
-  setTimeout(() => { if (mine === generation && !document.hidden) showRuns(mine).catch(() => {}); }, 5000);
+  setTimeout(() => { if (mine === generation && !document.hidden) showRuns(mine).catch(() => {}); }, unread ? 1000 : 5000);
 };
 
 const showSearch = async (mine, words) => {
   const hits = await get("/api/search?q=" + encodeURIComponent(words));
   if (mine !== generation) return;
   main.replaceChildren(make("p", { class: "dim" }, hits.length + " runs have all of: " + words),
-    ...hits.map((hit) => make("section", {}, make("h2", {}, link(hit.run_id)), ...hit.places.map((p) => make("p", {}, make("b", {}, p.source + ": "), p.excerpt)))));
+    ...hits.map((hit) => make("section", {}, make("h2", {}, link(hit.run_id)), make("p", { class: "dim" }, [(hit.created || "").slice(0, 19).replace("T", " "), hit.reason || "not ended", hit.steps + " steps", "goodput " + percent(hit.training_goodput), hit.num_incidents + " incidents"].join(", ")), ...hit.places.map((p) => make("p", {}, make("b", {}, p.source + ": "), p.excerpt)))));
 };
 
 const drawTimeline = (canvas, t, marks, wall) => {
@@ -63,30 +64,24 @@ const drawTimeline = (canvas, t, marks, wall) => {
 };
 
 const showRun = async (mine, run) => {
-  const cards = make("div", { class: "cards" }), facts = make("div"), canvas = make("canvas", { tabIndex: 0 }), tip = make("p", { id: "tip", class: "dim" });
+  const cards = make("div", { class: "cards" }), facts = make("div", { class: "headline" }), canvas = make("canvas", { tabIndex: 0 }), tip = make("span", { id: "tip" });
   canvas.setAttribute("role", "img"); canvas.setAttribute("aria-label", "Timeline of every rank by state");
-  const legend = make("ul", { class: "legend" }), ranks = make("div"), incidents = make("div");
-  main.replaceChildren(make("h2", {}, run), cards, facts, make("h2", {}, "Timeline"), canvas, tip, legend, make("h2", {}, "Incidents"), incidents, make("h2", {}, "Ranks"), ranks);
+  const legend = make("ul", { class: "legend" }), ranks = make("div"), incidents = make("div"), about = make("div"), end = make("span"), axis = make("p", { class: "axis dim" }, make("span", {}, "start"), tip, end);
+  main.replaceChildren(make("h2", {}, run), facts, cards, make("h2", {}, "Timeline"), canvas, axis, legend, make("h2", {}, "Incidents"), incidents, make("h2", {}, "Ranks"), ranks, make("h2", {}, "About this run"), about);
   let shown = null, state = null, known = -1, page = null;
 
   const drawStatus = (s) => {
     const kind = s.state === "ended" && s.code === 0 || s.state === "running" ? "good" : s.state === "died" || s.state === "ended" ? "bad" : "warn";
-    const list = [["state", make("span", { class: kind }, s.state + (s.code ? " with " + s.code : ""))], ["step", s.step + (s.total ? " / " + s.total : "")], ["loss", number(s.loss, 4)],
+    const list = [["state", make("span", { class: kind }, s.state === "ended" && !s.code ? "done" : s.state + (s.code ? " with " + s.code : ""))], ["step", s.step + (s.total ? " / " + s.total : "")], ["loss", number(s.loss, 4)],
       ["training goodput", percent(s.training_goodput)], ["infrastructure goodput", percent(s.infrastructure_goodput)], ["generation", s.generation],
-      ["incidents, recovered", s.num_incidents + ", " + s.num_recovered], ["steps lost", s.steps_lost], ["s a step", number(s.step_s, 3)],
-      ["tokens/s", s.tokens_per_s ? Math.round(s.tokens_per_s).toLocaleString() : "-"], ["wall", duration(s.wall_s)], ["left", duration(s.eta_s)]];
-    for (const [tier, t] of Object.entries(s.saves.tiers)) list.push(["newest in " + tier + ", " + t.rollback_steps + " steps behind", "step " + t.step + ", " + duration(t.age_s)]);
+      ["incidents recovered", s.num_recovered + " of " + s.num_incidents], ["steps lost", s.steps_lost], ["s a step", number(s.step_s, 3)],
+      ["tokens/s", s.tokens_per_s ? Math.round(s.tokens_per_s).toLocaleString() : "-"], ["wall", duration(s.wall_s)]];
+    if (s.eta_s !== null) list.push(["left", duration(s.eta_s)]);
+    if (s.max_restarts !== null) list.push(["restarts used", s.restarts + " of " + s.max_restarts]);
+    for (const [tier, t] of Object.entries(s.saves.tiers)) list.push(["newest in " + tier + ", " + duration(t.age_s) + " old, " + t.rollback_steps + " steps behind", "step " + t.step]);
     if (s.saves.backlog) list.push(["saves waiting for storage", s.saves.backlog]);
     cards.replaceChildren(...list.map(([name, value]) => make("div", {}, make("b", {}, value), name)));
-    const said = [];
-    if (s.reason && s.code) said.push(["bad", s.reason]);
-    if (s.open_incident) said.push(["warn", "open incident: " + s.open_incident.class + " of rank " + s.open_incident.rank + " in " + s.open_incident.phase + " of step " + s.open_incident.step]);
-    if (s.recurring_rank !== null) said.push(["bad", "rank " + s.recurring_rank + " causes most of the incidents"]);
-    if (s.unattributed > 0.005) said.push(["warn", percent(s.unattributed) + " of the time is unattributed"]);
-    for (const x of s.stragglers.slice(0, 5)) said.push(["warn", "straggler: rank " + x.rank + ", " + x.measure + " " + number(1e3 * x.seconds, 1) + " ms a step, median " + number(1e3 * x.median_s, 1) + " ms"]);
-    const causes = Object.entries(s.causes).map(([name, count]) => count + " " + name).join(", ");
-    if (causes) said.push(["dim", "causes: " + causes]);
-    facts.replaceChildren(...said.map(([k, text]) => make("p", { class: k }, text)));
+    facts.replaceChildren(...s.headline.map(([kind, text]) => make("p", { class: kind }, text)));
     const slow = new Set(s.stragglers.map((x) => x.rank));
     const few = s.ranks.length <= 64 ? s.ranks : [...s.ranks].sort((a, b) => slow.has(b.rank) - slow.has(a.rank) || a.step - b.step || b.since_s - a.since_s).slice(0, 32);
     ranks.replaceChildren(make("p", { class: "dim" }, few.length < s.ranks.length ? "the " + few.length + " farthest behind of " + s.ranks.length : ""),
@@ -96,6 +91,7 @@ const showRun = async (mine, run) => {
   };
   const drawRest = (v) => {
     shown = v;
+    end.textContent = duration(v.wall_s);
     drawTimeline(canvas, v.timeline, v.marks, v.wall_s);
     legend.replaceChildren(...Object.entries(v.states_s).sort((a, b) => b[1] - a[1]).map(([name, seconds]) => {
       const swatch = make("span", { class: "sw" });
@@ -114,8 +110,8 @@ const showRun = async (mine, run) => {
       return lines.length < 2 ? lines[0] : make("details", {}, make("summary", {}, lines[lines.length - 1]), make("pre", {}, text));
     };
     incidents.replaceChildren(make("div", { class: "pager" }, older, newer, (at * PAGE + 1) + " to " + (at * PAGE + rows.length) + " of " + total),
-      table([["", "n"], ["class"], ["rank", "n"], ["where"], ["rung"], ["detected", "n"], ["first step", "n"], ["lost", "n"], ["root cause"]],
-        rows.map((i) => [i.number, i.class, i.rank, (i.phase || "-") + " of step " + i.step, i.rung || "open", duration(i.detected_s), i.first_step_s === null ? make("span", { class: "bad" }, "not recovered") : duration(i.first_step_s), i.steps_lost, cause(i.root_cause)])));
+      table([["", "n"], ["class"], ["injected"], ["rank", "n"], ["where"], ["rung"], ["detected", "n"], ["first step", "n"], ["lost", "n"], ["root cause"]],
+        rows.map((i) => [i.number, i.class, i.injected.join(" ") || "-", i.rank, (i.phase || "-") + " of step " + i.step, i.rung || "open", duration(i.detected_s), i.first_step_s === null ? make("span", { class: "bad" }, "not recovered") : duration(i.first_step_s), i.steps_lost, cause(i.root_cause)])));
   };
   const names = Object.keys(COLOURS);
   canvas.addEventListener("pointermove", (event) => {
@@ -129,6 +125,7 @@ const showRun = async (mine, run) => {
   const view = await get("/api/runs/" + encodeURIComponent(run));
   if (mine !== generation) return;
   drawStatus(view.status); drawRest(view);
+  about.replaceChildren(table([[""], [""]], Object.entries(view.about).map(([name, text]) => [name, make("code", {}, text)])));
   document.documentElement.dataset.drawn = "yes";
   if (["ended", "died"].includes(state.state)) return;
   source = new EventSource("/api/runs/" + encodeURIComponent(run) + "/events");
