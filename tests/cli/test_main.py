@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from ridethrough.cli.json_option import with_json_value
@@ -51,6 +55,26 @@ def test_every_command_exists_and_explains_itself(name: str) -> None:
     assert result.exit_code == 0
     assert "--install-completion" not in result.output
     assert f"ridethrough {name}" in result.output or f"root {name}" in result.output
+
+
+def commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Every command and its help text, groups opened."""
+    yield path, command.help or ""
+    for name, below in getattr(command, "commands", {}).items():
+        yield from commands(below, (*path, name))
+
+
+def test_each_example_in_a_help_text_has_its_own_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    checked = 0
+    for top, (module, _) in COMMANDS.items():
+        command = typer.main.get_command(importlib.import_module(module).app)
+        for path, text in commands(command, (top,)):
+            examples = [line.strip() for line in text.splitlines() if line.startswith("    ridethrough ")]
+            shown = CliRunner().invoke(app, [*path, "--help"]).output if examples else ""
+            assert set(examples) <= {line.strip() for line in shown.splitlines()}, path
+            checked += len(examples)
+    assert checked > 25
 
 
 def test_version_and_module_entry() -> None:

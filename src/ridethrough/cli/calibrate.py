@@ -25,12 +25,18 @@ def calibrate(
     """Propose a time limit for each phase: three times the longest that any rank of the given runs needed.
 
     Give healthy runs with everything in them that is rightly slow: compilation, validation, a cold file system. A
-    step's own deadline is learned while the job runs; its row shows what it would be.
+    step's own deadline is learned while the job runs; its row shows what it would be. What --json writes is what
+    `ridethrough run --policy` reads.
+
+    Example:
+
+        ridethrough calibrate healthy-1 healthy-2 --json limits.json
+        ridethrough run --policy limits.json train.py
     """
-    from ridethrough.report.timeouts import time_limits
+    from ridethrough.report.timeouts import proposed_policy, time_limits
 
     limits = time_limits([read(find(runs, name)) for name in run or ["latest"]])
     if json is not None:
-        write_json([limit.as_json() for limit in limits], json)
+        write_json({"policy": proposed_policy(limits), "limits": [limit.as_json() for limit in limits]}, json)
         return
     Console(highlight=False).print(limits_table(limits))

@@ -31,7 +31,9 @@ def init(
     profile: Annotated[str, typer.Option("--profile", help="eks-p5, eks-p4de, eks-g5, generic-gpu or cpu.")],
     name: Annotated[str, typer.Option("--name", help="Of the job.")] = "train",
 ) -> None:
-    """Print a commented job file for a kind of machine; valid as it is.
+    """Print a commented job file for a kind of machine.
+
+    It is valid as it is.
 
     Example:
 
@@ -50,7 +52,9 @@ def render(
         bool, typer.Option("--with-token", help="Draw a token and print its Secret too; keep the output to yourself.")
     ] = False,
 ) -> None:
-    """Print the objects; the same for the same file. Needs no cluster.
+    """Print the objects.
+
+    They are the same for the same file. Needs no cluster.
 
     Example:
 
@@ -128,7 +132,9 @@ def submit(
     timeout: Annotated[float | None, typer.Option("--timeout", min=1, metavar="SECONDS", help="Of --wait.")] = None,
     context: Context = None,
 ) -> None:
-    """Start a job: all of its objects, or none. What `validate` refuses is not sent.
+    """Start a job: all of its objects, or none.
+
+    What `validate` refuses is not sent.
 
     Examples:
 

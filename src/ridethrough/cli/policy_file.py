@@ -1,4 +1,4 @@
-"""`--policy FILE`: limits and budgets of recovery from a JSON file, as `ridethrough calibrate` writes it."""
+"""`--policy FILE`: limits and budgets of recovery from a JSON file, as `ridethrough calibrate --json` writes it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PolicyFile = Annotated[
     typer.Option(
         "--policy",
         metavar="FILE",
-        help='Limits and budgets as JSON, like {"eval_limit_s": 120}; `ridethrough calibrate` writes one.',
+        help='Limits and budgets as JSON, like {"eval_limit_s": 120}; `ridethrough calibrate --json` writes one.',
         rich_help_panel="Recovery",
     ),
 ]
@@ -46,7 +46,9 @@ def read_policy(ctx: typer.Context, file: Path | None, options: dict[str, tuple[
         except OSError as error:
             fail(f"--policy {file} cannot be read ({error.strerror}); give a JSON file")
         except ValueError as error:
-            fail(f"--policy {file} is no JSON ({error}); `ridethrough calibrate` writes one")
+            fail(f"--policy {file} is no JSON ({error}); `ridethrough calibrate --json` writes one")
+        if isinstance(fields, dict) and isinstance(fields.get("policy"), dict):
+            fields = fields["policy"]  # calibrate's, which has its reasons beside it
         if not isinstance(fields, dict):
             fail(f'--policy {file}: give a JSON object, like {{"eval_limit_s": 120}}')
     for name, (parameter, value) in options.items():

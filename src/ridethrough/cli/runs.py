@@ -175,7 +175,9 @@ def export(
     ] = "runs",
     runs: Runs = None,
 ) -> None:
-    """Write runs, incidents, steps or raw events of all or some runs into one file for other tools.
+    """Write runs, incidents, steps or raw events into one file for other tools.
+
+    Of all runs below the root, or of those that are named.
 
     Examples:
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -142,6 +143,10 @@ class Policy(BaseModel):
         description="From a process's start to its first rt.heartbeat(), in a script without rt.run; 0: none.",
     )
     observe: bool = Field(False, description="Hangs are judged and recorded, but nobody is made to leave.")
+
+    def changed(self) -> dict[str, Any]:
+        """The settings that are not the default, as JSON has them."""
+        return self.model_dump(mode="json", exclude_defaults=True)
 
     def leave_limit(self, world_size: int) -> float:
         """Seconds for leaving: abort and teardown touch every peer, so larger worlds get more."""

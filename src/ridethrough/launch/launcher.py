@@ -77,7 +77,8 @@ async def _host(config: LaunchConfig, open_run: OpenRun) -> int:
         server = CoordinatorServer(coordinator, config.token, welcome(config, run, machine), config.policy.lease_s)
         await server.start(*config.endpoint)
     coordinator.deliver = _deliver(agent, server)
-    recorder.emit("job_start", slots=config.num_workers * config.max_nodes, nodes=config.max_nodes, run_id=run.run_id)
+    slots = config.num_workers * config.max_nodes
+    recorder.emit("job_start", slots=slots, nodes=config.max_nodes, run_id=run.run_id, policy=config.policy.changed())
     stop = StopSignals(config, coordinator.post)
     with stop.handled():
         starter = asyncio.ensure_future(agent.start())

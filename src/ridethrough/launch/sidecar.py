@@ -139,7 +139,8 @@ class Sidecar:
             self._server = CoordinatorServer(coordinator, _token(config), told, self._policy.lease_s)
             await self._server.start("", config["port"])
         slots = config["world_size"]
-        self._recorder.emit("job_start", slots=slots, nodes=config["num_nodes"], run_id=self._run.run_id)
+        about = {"nodes": config["num_nodes"], "run_id": self._run.run_id, "policy": self._policy.changed()}
+        self._recorder.emit("job_start", slots=slots, **about)
         self._tasks.append(asyncio.ensure_future(coordinator.tick()))
 
     def _end(self, done: m.JobDone) -> None:

@@ -49,7 +49,8 @@ async def _coordinate(config: LaunchConfig, run: RunDir) -> int:
     )
     if machine.epoch == 0:
         slots = config.num_workers * config.max_nodes
-        recorder.emit("job_start", slots=slots, nodes=config.max_nodes, run_id=run.run_id)
+        policy = config.policy.changed()
+        recorder.emit("job_start", slots=slots, nodes=config.max_nodes, run_id=run.run_id, policy=policy)
     ticker = asyncio.ensure_future(coordinator.tick())
     with StopSignals(config, coordinator.post).handled():
         done = await coordinator.done

@@ -116,7 +116,12 @@ KINDS: dict[str, Kind] = {
     "job_start": Kind(
         _LAUNCH,
         "the job begins: slots are in `launch` from here",
-        {"slots": _i("ranks of the full world"), "nodes": Field("any", "nodes"), "run_id": _s("run id")},
+        {
+            "slots": _i("ranks of the full world"),
+            "nodes": Field("any", "nodes"),
+            "run_id": _s("run id"),
+            "policy": _optional("any", "settings of the policy that are not the default"),
+        },
     ),
     "job_end": Kind(_LAUNCH, "the job is over", {"code": _i("exit code"), "reason": _s("one line")}),
     "worker_spawn": Kind(_AGENT, "a worker process was started or assigned", _PROCESS),

@@ -47,7 +47,15 @@ def read_run(run_dir: Path | str, end_ns: int | None = None) -> RunLedger:
         found = history_incidents(past)
     except (KeyError, TypeError, ValueError) as error:  # lines that are events, and not what the schema says
         raise LedgerError(_misfit(run.path, split.rest, error)) from error
-    return RunLedger(run.run_json(), run.path, split.rest, split.steps, past, part, found)
+    return RunLedger(_described(run, split.rest), run.path, split.rest, split.steps, past, part, found)
+
+
+def _described(run: RunDir, events: list[Event]) -> dict[str, Any]:
+    """What run.json says; its config with the policy of the last job, where that is not the default."""
+    about = run.run_json()
+    started = [event for event in events if event["kind"] == "job_start"]
+    policy = started[-1].get("policy") if started else None
+    return {**about, "config": {**about["config"], "policy": policy}} if policy else about
 
 
 def _misfit(path: Path, events: list[Event], error: Exception) -> str:

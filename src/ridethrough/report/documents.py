@@ -95,6 +95,9 @@ def read_record(path: Path, mark: str) -> RunRecord:
     except (RunDirError, LedgerError, OSError, KeyError, TypeError, ValueError) as error:
         record.problem = str(error) or type(error).__name__
         return record
+    if policy := ledger.run["config"].get("policy"):
+        record.config = ledger.run["config"]
+        record.documents.append(Document("policy", _lines(flat_config({"policy": policy}))))
     record.view = packed(view_of(ledger, running=alive.running))
     return record_of(ledger, record)
 
@@ -134,12 +137,11 @@ def _incident_text(i: Incident) -> str:
 
 
 def _texts(path: Path, run: dict[str, Any]) -> list[Document]:
-    config = "\n".join(f"{key}: {value}" for key, value in flat_config(run["config"]).items())
     versions = " ".join(f"{name} {version}" for name, version in run["versions"].items())
     about = f"{run['run_id']} {run['created']} {run['host']} {run['config_hash']} {run['schedule_hash']}\n{versions}"
     result = run["result"] or {}
     found = [
-        Document("config", config),
+        Document("config", _lines(flat_config(run["config"]))),
         Document("command", " ".join(run["command"])),
         Document("run", f"{about}\n{result.get('reason', '')}"),
     ]
@@ -151,6 +153,10 @@ def _texts(path: Path, run: dict[str, Any]) -> list[Document]:
                 text = stream.read(_LONGEST_TEXT).decode(errors="replace")
             found.append(Document(str(file.relative_to(path)), text))
     return found
+
+
+def _lines(settings: dict[str, Any]) -> str:
+    return "\n".join(f"{key}: {value}" for key, value in settings.items())
 
 
 def _files(folder: Path) -> list[Path]:

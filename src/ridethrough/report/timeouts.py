@@ -66,6 +66,11 @@ def time_limits(ledgers: Sequence[RunLedger]) -> list[TimeLimit]:
     return [*rows, *([_step_row(np.concatenate(steps))] if steps else [])]
 
 
+def proposed_policy(limits: Sequence[TimeLimit]) -> dict[str, float]:
+    """Setting -> seconds, as `ridethrough run --policy` reads it; a step's deadline is learned, and so not in it."""
+    return {limit.setting: limit.proposed_s for limit in limits if limit.phase in _SETTING}
+
+
 def _generation(generation: Generation) -> Iterable[tuple[str, float]]:
     for slot, events in generation.by_slot.items():
         enter = next((e["t_ns"] for e in events if e["kind"] == "enter"), None)
