@@ -94,6 +94,25 @@ def test_a_missing_file_is_named(saved: tuple[Path, Any], tmp_path: Path) -> Non
         read_config(str(tmp_path))
 
 
+def test_weights_of_another_shape_than_the_config_are_refused_before_a_rank_starts(
+    saved: tuple[Path, Any], tmp_path: Path
+) -> None:
+    for path in saved[0].iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "intermediate_size": 128}))
+    with pytest.raises(ConfigError, match=r"layers.0.mlp.gate_proj.weight is \[96, 64\], .* ask for \[128, 64\]"):
+        check(TrainConfig(init_from=str(tmp_path)), 1)
+    (tmp_path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3}))
+    with pytest.raises(ConfigError, match=r"there is no tensor model.layers.2.input_layernorm.weight"):
+        check(TrainConfig(init_from=str(tmp_path)), 1)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    damaged = weight_files(str(tmp_path))[0]
+    damaged.write_bytes(damaged.read_bytes()[:100])
+    with pytest.raises(ConfigError, match=f"{damaged.name} cannot be read .*; download it again"):
+        check(TrainConfig(init_from=str(tmp_path)), 1)
+
+
 def test_the_published_config_gives_the_preset(tmp_path: Path) -> None:
     """Fields of meta-llama/Llama-3.2-1B's config.json that fix the shape, as transformers 4 wrote them."""
     published = {

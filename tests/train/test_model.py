@@ -27,7 +27,9 @@ def on_meta(preset: str) -> Llama:
     [("tiny", 984_000), ("small", 15_047_040), ("1b", 1_235_814_400), ("llama3.1-8b", 8_030_261_248)],
 )
 def test_parameter_counts_equal_the_published_ones(preset: str, count: int) -> None:
-    assert sum(p.numel() for p in on_meta(preset).parameters()) == count
+    model = on_meta(preset)
+    assert sum(p.numel() for p in model.parameters()) == count
+    assert {name: tuple(p.shape) for name, p in model.named_parameters()} == PRESETS[preset].shapes()
     assert PRESETS[preset].num_parameters() == count
 
 

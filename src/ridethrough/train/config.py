@@ -129,13 +129,13 @@ def check(config: TrainConfig, world_size: int, run_dir: Path | None = None) -> 
     """Everything that can be known before a rank starts. Starts nothing and leaves nothing behind.
 
     Raises ConfigError: unknown preset, unusable data, a world or a batch that the data cannot serve, vocabulary that
-    does not fit, weights that are missing, checkpoint folder that cannot be written.
+    does not fit, weights that are missing or of another shape, checkpoint folder that cannot be written.
     """
     try:
         shape = config.model()
         config.memory_every()
         if config.init_from is not None:
-            check_weights(config.init_from)
+            check_weights(config.init_from, shape)
         corpus = load_corpus(config.data)
     except (DataError, WeightsError) as e:
         raise ConfigError(str(e)) from None

@@ -84,8 +84,31 @@ def weight_files(folder: str) -> list[Path]:
     return [root / name for name in names]
 
 
-def check_weights(folder: str) -> None:
-    """WeightsError if the weights are incomplete or cannot be read here (the extra `hf` is not installed)."""
-    weight_files(folder)
+def stored_name(name: str) -> str:
+    """What a Hugging Face Llama calls the parameter that is `name` in ours."""
+    return name if name.startswith("lm_head.") else f"model.{name}"
+
+
+def check_weights(folder: str, model: ModelConfig) -> None:
+    """Reads the headers of the files. WeightsError if they cannot be read here (the extra `hf` is not installed), or
+    lack a tensor of `model`, or hold it in another shape."""
+    paths = weight_files(folder)
     if find_spec("safetensors") is None:
         raise WeightsError("--init-from needs safetensors: pip install 'ridethrough[hf]'")
+    from safetensors import SafetensorError, safe_open
+
+    stored = {}
+    for path in paths:
+        try:
+            with safe_open(str(path), framework="numpy") as tensors:
+                stored.update({name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()})  # noqa: SIM118
+        except (SafetensorError, OSError) as e:
+            raise WeightsError(f"{path} cannot be read ({e}); download it again") from None
+    for name, shape in model.shapes().items():
+        found = stored.get(stored_name(name))
+        if found != shape:
+            is_there = f"{stored_name(name)} is {list(found)}" if found else f"there is no tensor {stored_name(name)}"
+            raise WeightsError(
+                f"--init-from {folder}: {is_there}, its config.json and --num-layers ask for {list(shape)}; "
+                "give a Llama whose files belong together"
+            )

@@ -6,6 +6,7 @@ The two large presets are the published Llama shapes; their parameter counts are
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
@@ -36,12 +37,29 @@ class ModelConfig:
     norm_eps: float = 1e-5
     tied_head: bool = False
 
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of each parameter by the name that `model.Llama` gives it (a tied head is the embedding)."""
+        d, q, kv = self.hidden_size, self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        block: dict[str, tuple[int, ...]] = {
+            "input_layernorm": (d,),
+            "self_attn.q_proj": (q, d),
+            "self_attn.k_proj": (kv, d),
+            "self_attn.v_proj": (kv, d),
+            "self_attn.o_proj": (d, q),
+            "post_attention_layernorm": (d,),
+            "mlp.gate_proj": (self.ffn_size, d),
+            "mlp.up_proj": (self.ffn_size, d),
+            "mlp.down_proj": (d, self.ffn_size),
+        }
+        shapes = {"embed_tokens": (self.vocab_size, d), "norm": (d,)}
+        shapes |= {f"layers.{i}.{name}": shape for i in range(self.num_layers) for name, shape in block.items()}
+        if not self.tied_head:
+            shapes["lm_head"] = (self.vocab_size, d)
+        return {f"{name}.weight": shape for name, shape in shapes.items()}
+
     def num_parameters(self) -> int:
         """Count of trainable scalars (a tied head counts once)."""
-        d, q, kv = self.hidden_size, self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        block = d * q + 2 * d * kv + q * d + 3 * d * self.ffn_size + 2 * d
-        tables = self.vocab_size * d * (1 if self.tied_head else 2)
-        return tables + self.num_layers * block + d
+        return sum(math.prod(shape) for shape in self.shapes().values())
 
 
 BYTE_VOCAB = 256  # a byte is a token; byte 0, which text does not hold, ends a document
