@@ -60,7 +60,8 @@ compat: ## the tests with the oldest torch that is supported, in .venv-compat
 	@.venv-compat/bin/python -m pytest -q -m "not campaign and not soak" $(ARGS)
 
 system-deps: ## what the tests that need root use (Debian, Ubuntu)
-	apt-get install -y --no-install-recommends git make python3 python3-venv iproute2 procps util-linux \
+	apt-get update -qq
+	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends git make python3 python3-venv iproute2 procps util-linux \
 		chromium prometheus
 
 clean: ## remove environments, caches and build output; keeps runs/

@@ -192,6 +192,8 @@ def test_a_full_disk_costs_only_the_save_that_did_not_fit(job: Any, tmp_path: Pa
         with pytest.raises(rc.CheckpointError, match=r"__0_0\.distcp: No space left.*\d+ bytes needed, \d+ free"):
             large.checkpointer.save(2).committed(20)
         assert not list(root.glob("step-2.*"))
+        with pytest.raises(rc.StorageFull, match="save of step 2 failed on rank 0"):
+            large.checkpointer.step(3)
         large.checkpointer.abandon()
         again = job(root=root, width=100)
         assert again.checkpointer.load().step == 1

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ridethrough.checkpoint.errors import CheckpointTimeout as CheckpointTimeout
     from ridethrough.checkpoint.errors import NoUsableCheckpoint as NoUsableCheckpoint
     from ridethrough.checkpoint.errors import StateMismatch as StateMismatch
+    from ridethrough.checkpoint.errors import StorageFull as StorageFull
     from ridethrough.checkpoint.figures import LoadReport as LoadReport
     from ridethrough.checkpoint.recording import set_recorder as set_recorder
     from ridethrough.checkpoint.state import State as State
@@ -31,6 +32,7 @@ _HOME = {
     "CheckpointTimeout": "errors",
     "NoUsableCheckpoint": "errors",
     "StateMismatch": "errors",
+    "StorageFull": "errors",
     "State": "state",
     "Ticket": "ticket",
 }

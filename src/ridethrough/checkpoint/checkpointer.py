@@ -13,6 +13,7 @@ docs/checkpoints.md.
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import threading
@@ -27,7 +28,7 @@ from ridethrough.checkpoint import fileops, recording, timeline
 from ridethrough.checkpoint.budget import agreed_slots
 from ridethrough.checkpoint.client import any_client
 from ridethrough.checkpoint.copier import COPIER
-from ridethrough.checkpoint.errors import CheckpointError, CheckpointTimeout
+from ridethrough.checkpoint.errors import CheckpointError, CheckpointTimeout, StorageFull
 from ridethrough.checkpoint.figures import Figures, LoadReport, Stopwatch
 from ridethrough.checkpoint.layout import Lineage
 from ridethrough.checkpoint.loading import Limits, claim, load
@@ -114,7 +115,7 @@ class Checkpointer:
         self._claim_later: dict[str, Any] | None = None
         self._snapshotter: Snapshotter | None = None
         self._tickets: list[Ticket] = []
-        self._errors: list[str] = []
+        self._errors: list[CheckpointError] = []
         self._sequence = 0
         self._skipped: int | None = None
         self._last_step = 0
@@ -344,7 +345,7 @@ class Checkpointer:
                 figures.skipped += bool(event.get("skipped"))
                 if ticket.durable and not self._closed:
                     error = f"durable save of step {ticket.step} was dropped: {event.get('reason')}"
-                    self._errors.append(error)
+                    self._errors.append(CheckpointError(error))
                     ticket.advance(FAILED, error=error)
                 else:
                     ticket.advance(SUPERSEDED)
@@ -353,7 +354,8 @@ class Checkpointer:
                 rank = event.get("rank")
                 who = f"rank {rank}" if rank is not None else "the keeper"
                 error = f"save of step {ticket.step} failed on {who}: {event['path']}: {event['error']}"
-                self._errors.append(error)
+                full = event.get("errno") in (errno.ENOSPC, errno.EDQUOT)
+                self._errors.append(StorageFull(error) if full else CheckpointError(error))
                 ticket.advance(FAILED, error=error)
         self._report(
             "save",
@@ -372,9 +374,9 @@ class Checkpointer:
             errors, self._errors = self._errors, []
         if not errors:
             return
-        text = "; ".join(errors)
+        text = "; ".join(map(str, errors))
         if self.on_error == "raise":
-            raise CheckpointError(text)
+            raise type(errors[0])(text)
         warnings.warn(text, stacklevel=3)
 
     def _meet(self) -> Meeting:

@@ -7,6 +7,10 @@ class CheckpointError(RuntimeError):
     """A save or a load failed. The message names the file, the rank and the step, and says what to do."""
 
 
+class StorageFull(CheckpointError):
+    """No space or no quota is left for a save. Under the launcher it ends the job: a restart frees no disk."""
+
+
 class CheckpointTimeout(CheckpointError):
     """What was asked for did not happen within its limit; it may still happen later."""
 

@@ -113,9 +113,7 @@ def schedule_from_options(
             return _fitting(Schedule.load(file), file, steps, world_size)
         if at:
             return by_hand(at, steps, world_size)
-        if count == 0:
-            return None
-        return plan(
+        drawn = plan(
             seed,
             count,
             _words(types),
@@ -125,6 +123,7 @@ def schedule_from_options(
             None if phases is None else _words(phases),
             at_once=at_once,
         )
+        return drawn if count else None  # options that make no sense are told even if nothing is drawn
 
 
 def _fitting(schedule: Schedule, file: Path, steps: int, world_size: int) -> Schedule:

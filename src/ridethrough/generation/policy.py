@@ -50,8 +50,17 @@ class Policy(BaseModel):
         2, ge=1, description="The same, as long as the job has never finished a step."
     )
     never_retry: tuple[str, ...] = Field(
-        ("KeyboardInterrupt", "SystemExit", "ImportError", "ModuleNotFoundError", "SyntaxError", "Fatal"),
-        description="Exceptions that end the job at once; every other one may be restarted.",
+        (
+            "KeyboardInterrupt",
+            "SystemExit",
+            "ImportError",
+            "ModuleNotFoundError",
+            "SyntaxError",
+            "Fatal",
+            "StorageFull",
+        ),
+        description="Exceptions that end the job at once; every other one may be restarted. StorageFull is a save that "
+        'met a full disk or quota; `Checkpointer(on_error="warn")` trains on without saves.',
     )
 
     # --- who is replaced ---------------------------------------------------------------------------------------------

@@ -1,0 +1,132 @@
+"""The main job as a user starts it: `ridethrough demo` and `ridethrough train` through real faults on real ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from launch_job import Job, wait_until
+
+_STEPS = 16
+_SMALL = ["--num-layers=1", "--seq-len=32", f"--steps={_STEPS}", "--warmup=2", "--dropout=0.1", "--checkpoint-every=4"]
+_KINDS = {"exception": "in_process", "hang": "in_process", "sigkill": "replace_process"}
+
+
+def train(job: Job, run_id: str, *options: str) -> dict[str, Any]:
+    """Train to the end; what `runs show --json` says of it, and the PIDs that each rank had, under "pids"."""
+    code = job.run("train", "--nproc-per-node=2", f"--run-id={run_id}", *_SMALL, *options, name=run_id)
+    assert code == 0, job.text(run_id)
+    return shown(job, run_id)
+
+
+def shown(job: Job, run_id: str) -> dict[str, Any]:
+    assert job.run("runs", "show", run_id, f"--json={job.folder / 'shown.json'}", name="shown") == 0, job.text("shown")
+    result: dict[str, Any] = json.loads((job.folder / "shown.json").read_text())
+    ledger = result["ledger"]
+    assert sum(ledger["states_ns"].values()) == ledger["wall_ns"] * ledger["slots"]
+    result["pids"] = {}
+    for spawn in job.events(run_id, "worker_spawn"):
+        result["pids"].setdefault(spawn["rank"], []).append(spawn["pid"])
+    return result
+
+
+@pytest.fixture(scope="module")
+def undisturbed(job: Job) -> str:
+    """Hash of the final parameters and optimizer of the run without faults."""
+    result = train(job, "undisturbed")
+    assert result["incidents"] == [] and result["steps"] == _STEPS
+    return str(result["final_hash"])
+
+
+@pytest.mark.parametrize("kind", _KINDS)
+def test_each_fault_on_the_first_and_the_last_rank_changes_no_bit(job: Job, undisturbed: str, kind: str) -> None:
+    result = train(job, kind, f"--fault-at={kind}:0:6", f"--fault-at={kind}:1:11:backward")
+    assert result["final_hash"] == undisturbed
+    assert [(i["rank"], i["rung"]) for i in result["incidents"]] == [(0, _KINDS[kind]), (1, _KINDS[kind])]
+    assert all(i["steps_lost"] <= 1 for i in result["incidents"])
+    lives = 2 if kind == "sigkill" else 1
+    assert {rank: len(pids) for rank, pids in result["pids"].items() if rank is not None} == {0: lives, 1: lives}
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("kind", _KINDS)
+@pytest.mark.parametrize("phase", ["init", "data", "forward", "backward", "optimizer", "save", "eval"])
+def test_each_fault_in_each_phase(job: Job, undisturbed: str, kind: str, rank: int, phase: str) -> None:
+    result = train(job, f"{kind}-{rank}-{phase}", f"--fault-at={kind}:{rank}:6:{phase}", "--eval-every=8")
+    assert result["final_hash"] == undisturbed
+    assert len(result["incidents"]) == 1 and result["incidents"][0]["rank"] == rank
+
+
+def test_without_the_random_streams_the_end_is_another(job: Job, undisturbed: str) -> None:
+    """The comparison can fail: the same job and fault, but what dropout draws next is not restored."""
+    assert train(job, "no-rng", "--no-restore-rng", "--fault-at=sigkill:1:6")["final_hash"] != undisturbed
+
+
+def test_the_demo_proves_itself(job: Job) -> None:
+    """The demo at reduced length: four ranks, and faults of the three kinds in a row."""
+    out = job.folder / "demo.json"
+    options = ["--steps=30", "--checkpoint-every=10", "--fault-count=3", "--fault-seed=43", "--run-id=demo"]
+    assert job.run("demo", *options, f"--json={out}", name="demo") == 0, job.text("demo")
+    result = json.loads(out.read_text())
+    assert result["bitwise_equal"] is True and result["final_hash"] == result["control_hash"]
+    assert result["steps"] == 30 and len(result["incidents"]) == 3
+    assert {e["fault_kind"].partition("_")[0] for e in job.events("demo", "fault_injected")} == set(_KINDS)
+    assert shown(job, "demo")["training_goodput"] == result["training_goodput"]
+    assert (job.folder / "runs" / "demo" / "report.html").stat().st_size > 1000
+    assert "bit for bit: yes" in job.text("demo")
+
+
+def test_ctrl_c_saves_and_ends_and_the_same_command_goes_on(job: Job, undisturbed: str) -> None:
+    options = ["--fault-at=slow:0:5"]
+    process = job.start("train", "--nproc-per-node=2", "--run-id=stopped", *_SMALL, *options, name="stopped")
+    wait_until(lambda: job.events("stopped", "fault_injected"), lambda: job.text("stopped"))
+    os.kill(process.pid, signal.SIGINT)
+    assert job.wait(process) == 128 + signal.SIGINT, job.text("stopped")
+    before = {e["step"] for e in job.events("stopped", "step")}
+    assert max(before) < _STEPS
+    result = train(job, "stopped", *options)
+    assert result["final_hash"] == undisturbed
+    assert result["steps"] == _STEPS
+
+
+@pytest.mark.root
+def test_a_full_disk_is_one_clear_end(job: Job, tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=5m", "tmpfs", small], check=False).returncode:
+        pytest.skip("mount is not permitted here")
+    try:
+        options = ["--nproc-per-node=2", "--run-id=full", f"--checkpoint-dir={small}", *_SMALL]
+        assert job.run("train", *options, name="full") == 83, job.text("full")
+    finally:
+        subprocess.run(["umount", "-l", small], check=True)
+    assert "No space left on device" in job.text("full") and "free space or lower `keep`" in job.text("full")
+    assert len(job.events("full", "plan")) == 1, "it was tried again"
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--preset", "huge"], "--preset huge"),
+        (["--data", "/nowhere"], "/nowhere"),
+        (["--nproc-per-node", "100000"], "ranks need about"),
+        (["--checkpoint-dir", "/proc/nowhere"], "--checkpoint-dir /proc/nowhere: /proc cannot be written"),
+        (["--fault-count", "99", "--steps", "20"], "ask for at most"),
+        (["--fault-types", "exception", "--fault-type-weights", "1,2"], "2 weights for 1 fault types"),
+        (["--steps", "0"], "--steps 0"),
+        (["--run-id", "undisturbed", "--steps", "99"], "undisturbed"),
+    ],
+)
+def test_bad_input_starts_nothing(job: Job, undisturbed: str, options: list[str], says: str, tmp_path: Path) -> None:
+    log = f"bad{tmp_path.name}"
+    runs = sorted((job.folder / "runs").iterdir())
+    assert job.run("train", *_SMALL, *options, name=log) == 2, job.text(log)
+    lines = job.text(log).splitlines()[1:]
+    assert len(lines) == 1 and says in lines[0], lines
+    assert sorted((job.folder / "runs").iterdir()) == runs
