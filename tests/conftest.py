@@ -1,0 +1,48 @@
+"""After any test, passed or failed, no process of it is left.
+
+Except the keeper of this very process: it serves every Checkpointer here and ends with pytest.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+_LIMIT_S = 20.0
+
+
+def _children() -> dict[int, str]:
+    """Command lines of this process's children that still run, by PID."""
+    found = {}
+    for task in Path("/proc/self/task").iterdir():
+        try:
+            pids = (task / "children").read_text().split()
+        except OSError:  # the thread has ended; its children are another one's now
+            continue
+        for pid in pids:
+            try:
+                if Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX":
+                    command = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+                    if "ridethrough.checkpoint.keeper" not in command:
+                        found[int(pid)] = command
+            except OSError:  # gone meanwhile
+                pass
+    return found
+
+
+@pytest.fixture(autouse=True)
+def no_process_left() -> Iterator[None]:
+    before = _children().keys()
+    yield
+    end = time.monotonic() + _LIMIT_S
+    while left := {pid: command for pid, command in _children().items() if pid not in before}:
+        if time.monotonic() > end:
+            for pid in left:
+                os.kill(pid, signal.SIGKILL)
+            pytest.fail(f"processes are left: {left}")
+        time.sleep(0.05)
