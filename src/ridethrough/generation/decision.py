@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from ridethrough.generation.exit_codes import ExitCode
 from ridethrough.generation.faults import FaultReport
 from ridethrough.generation.history import History
 from ridethrough.generation.policy import Policy
-
-Rung = Literal["in_process", "replace_process", "replace_node", "shrink", "give_up"]
+from ridethrough.ledger.schema import Rung
 
 # A process of these classes is dead, or can not be used again.
 _PROCESS_GONE = frozenset({"sigkill", "sigsegv", "exit", "signal", "oom", "gpu"})

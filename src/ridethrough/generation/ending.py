@@ -5,10 +5,11 @@ from __future__ import annotations
 from ridethrough.generation import messages as m
 from ridethrough.generation.decision import Decision, decide
 from ridethrough.generation.exit_codes import ExitCode
-from ridethrough.generation.faults import DetectedBy, FaultClass, FaultReport
+from ridethrough.generation.faults import FaultReport
 from ridethrough.generation.job_state import JobState
 from ridethrough.generation.membership import Worker
 from ridethrough.generation.planned import PlannedEnd
+from ridethrough.ledger.schema import Detector, FaultClass
 
 
 class Ending(JobState):
@@ -18,7 +19,7 @@ class Ending(JobState):
     # --- faults -------------------------------------------------------------------------------------------------------
 
     def _report_worker(
-        self, worker: Worker, fault_class: FaultClass, detected_by: DetectedBy, cause: str, phase: str = ""
+        self, worker: Worker, fault_class: FaultClass, detected_by: Detector, cause: str, phase: str = ""
     ) -> None:
         rank = self.members.rank_of(worker)
         self._report(worker.id, worker.node, rank, fault_class, detected_by, cause, phase)
@@ -29,7 +30,7 @@ class Ending(JobState):
         node: str,
         rank: int | None,
         fault_class: FaultClass,
-        detected_by: DetectedBy,
+        detected_by: Detector,
         cause: str,
         phase: str = "",
     ) -> None:

@@ -8,22 +8,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from ridethrough.generation.exit_codes import REPLACE_ME
-
-FaultClass = Literal[
-    "exception",
-    "hang",
-    "collective",
-    "sigkill",
-    "sigsegv",
-    "exit",
-    "oom",
-    "signal",
-    "node_loss",
-    "gpu",
-    "corruption",
-    "preemption",
-]
-DetectedBy = Literal["exception", "waitpid", "heartbeat", "collective", "lease", "user"]
+from ridethrough.ledger.schema import Detector, FaultClass
 
 # A dead process explains its peers' errors, a cut collective explains nothing: the lower, the closer to the root.
 _SEVERITY: dict[str, int] = {
@@ -72,7 +57,7 @@ class FaultReport(BaseModel):
     node: str = ""
     pid: int = 0
     fault_class: FaultClass
-    detected_by: DetectedBy
+    detected_by: Detector
     phase: str = ""
     step: int | None = None
     cause: str = ""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ridethrough.generation.decision import Decision, Rung
+from ridethrough.generation.decision import Decision
 from ridethrough.generation.faults import FaultReport, root_cause
 from ridethrough.generation.messages import IncidentDecided
+from ridethrough.ledger.schema import Rung
 
 _MAX_SECONDARY = 64
 _MAX_CONSEQUENCES = 1024

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 from ridethrough.generation import messages as m
 from ridethrough.generation.exit_codes import ExitCode
-from ridethrough.generation.faults import DetectedBy, FaultClass
 from ridethrough.generation.forming import Forming
 from ridethrough.generation.learning import Learner
 from ridethrough.generation.planned import PlannedEnd
+from ridethrough.ledger.schema import Detector, FaultClass
 
 
 class NodeEvents(Forming):
@@ -82,7 +82,7 @@ class NodeEvents(Forming):
         if fault_class == "node_loss":
             self._mark_host(name)
         rank = place * self.members.num_workers
-        detected_by: DetectedBy = "lease" if fault_class == "node_loss" else "user"
+        detected_by: Detector = "lease" if fault_class == "node_loss" else "user"
         if gone or self.phase != "forming":
             self._incident.replaced = True
             self._report(gone[0].id if gone else "", node, rank, fault_class, detected_by, cause)

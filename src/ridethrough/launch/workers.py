@@ -10,10 +10,11 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ridethrough.generation.faults import FaultClass, FaultReport
+from ridethrough.generation.faults import FaultReport
 from ridethrough.generation.membership import WorkerState
 from ridethrough.health.heartbeat import HeartbeatPage, Reading
 from ridethrough.launch.logs import WorkerLog
+from ridethrough.ledger.schema import FaultClass
 
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
 

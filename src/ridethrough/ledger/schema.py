@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 SCHEMA = 1
 
@@ -35,7 +35,7 @@ UP = frozenset(
 )  # the machines run the job; the rest is infrastructure down time
 UNATTRIBUTED_WARNING = 0.005  # of wall x slots
 
-CLASSES = [
+FaultClass = Literal[
     "exception",
     "hang",
     "collective",
@@ -49,8 +49,11 @@ CLASSES = [
     "corruption",
     "preemption",
 ]
-RUNGS = ["in_process", "replace_process", "replace_node", "shrink", "give_up"]
-DETECTORS = ["exception", "waitpid", "heartbeat", "collective", "lease", "user"]
+Rung = Literal["in_process", "replace_process", "replace_node", "shrink", "give_up"]
+Detector = Literal["exception", "waitpid", "heartbeat", "collective", "lease", "user"]
+CLASSES: list[str] = list(get_args(FaultClass))
+RUNGS: list[str] = list(get_args(Rung))
+DETECTORS: list[str] = list(get_args(Detector))
 STAGES = ["detect", "teardown", "rebuild", "init", "restore", "first_step"]  # of an incident, in order
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 from typing import Any, Literal
 
-from ridethrough.generation.faults import FaultClass
+from ridethrough.ledger.schema import FaultClass
 
 _MAX_TRACEBACK = 16_000
 
