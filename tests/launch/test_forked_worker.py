@@ -58,7 +58,6 @@ def test_ends_as_under_the_interpreter(name: str, tmp_path: Path) -> None:
     assert found[0] == found[1]
 
 
-@pytest.mark.campaign  # now and then multiprocessing's resource tracker dies in a worker: not explained yet
 @pytest.mark.ranks
 @pytest.mark.parametrize("form", ["script", "module"])
 def test_what_a_program_can_see(job: Any, form: str) -> None:
@@ -113,15 +112,11 @@ def test_a_program_of_any_kind(job: Any) -> None:
 
 
 @pytest.mark.ranks
-@pytest.mark.campaign  # now and then an executed worker gets a SIGKILL that nobody sent: not explained yet
-def test_a_killed_zygote_is_replaced(job: Any) -> None:
-    process = job.start(
-        *("run", "--nproc-per-node", "2", "--runs", "runs", "--run-id", "a"),
-        *(str(SCRIPTS / "count.py"), str(job.out), "150"),
-    )
-    wait_until(lambda: job.last_step() >= 3, job.text)
-    (zygote,) = set(_zygotes(process.pid)) - {e["pid"] for e in job.entered()}
+def test_a_killed_zygote_is_replaced_at_once(job: Any) -> None:
+    process = start_counting(job, 150)
+    zygote = min(_forked_from_here(process.pid), key=_start_time)
     os.kill(zygote, signal.SIGKILL)
+    wait_until(lambda: "the zygote died; starting another" in job.text(), job.text)
     for generation in (1, 2):
         reached = job.last_step()
         wait_until(lambda reached=reached: job.last_step() > reached + 3, job.text)
@@ -129,11 +124,77 @@ def test_a_killed_zygote_is_replaced(job: Any) -> None:
         os.kill(victim, signal.SIGKILL)
         wait_until(lambda g=generation: any(e["generation"] == g + 1 for e in job.entered()), job.text)
     assert job.wait(process) == 0, job.text()
-    assert len(job.events("a", "incident")) == 2
-    assert zygote not in _zygotes(process.pid)
+    assert [i["class"] for i in job.events("a", "incident")] == ["sigkill"] * 2
+    assert "executed, not forked" not in job.text()
 
 
-def _zygotes(agent: int) -> list[int]:
+@pytest.mark.ranks
+def test_a_stopped_zygote_harms_nobody(job: Any) -> None:
+    """It does not answer; it is ended before another one starts, and the job's processes stay."""
+    process = start_counting(job, 150, "--spares", "0")
+    zygote = min(_forked_from_here(process.pid), key=_start_time)
+    os.kill(zygote, signal.SIGSTOP)
+    before = {e["rank"]: e["pid"] for e in job.entered()}
+    os.kill(before[1], signal.SIGKILL)
+    assert job.wait(process) == 0, job.text()
+    after = {e["rank"]: e["pid"] for e in job.entered()}
+    assert after[0] == before[0] and len(job.events("a", "incident")) == 1
+    assert "the zygote did not fork within 5 s; starting another" in job.text()
+
+
+@pytest.mark.ranks
+def test_a_spare_takes_the_dead_ranks_place_and_another_follows(job: Any) -> None:
+    process = start_counting(job, 100)
+    (spare,) = wait_until(lambda: _idle_spares(job), job.text)
+    victim = next(e["pid"] for e in job.entered() if e["rank"] == 1)
+    os.kill(victim, signal.SIGKILL)
+    wait_until(lambda: any(e["generation"] == 2 for e in job.entered()), job.text)
+    assert {e["rank"]: e["pid"] for e in job.entered()}[1] == spare
+    (second,) = wait_until(lambda: _idle_spares(job), job.text)
+    os.kill(second, signal.SIGKILL)  # nothing ends with it
+    (third,) = wait_until(lambda: _idle_spares(job) - {second}, job.text)
+    assert third != spare
+    assert job.wait(process) == 0, job.text()
+    assert len(job.events("a", "incident")) == 1
+
+
+@pytest.mark.ranks
+def test_an_executed_spare_where_nothing_may_be_forked(job: Any) -> None:
+    (job.folder / "threaded.py").write_text(
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
+    )
+    path = f"{job.folder}:{os.environ.get('PYTHONPATH', '')}"
+    process = start_counting(job, 150, "--preload", "threaded", env={"PYTHONPATH": path})
+    (spare,) = wait_until(lambda: _idle_spares(job), job.text)
+    os.kill(next(e["pid"] for e in job.entered() if e["rank"] == 1), signal.SIGKILL)
+    assert job.wait(process) == 0, job.text()
+    assert {e["rank"]: e["pid"] for e in job.entered()}[1] == spare
+
+
+def start_counting(job: Any, steps: int, *options: str, **how: Any) -> subprocess.Popen[bytes]:
+    """A job of two ranks, in the middle of its steps."""
+    process = job.start(
+        *("run", "--nproc-per-node", "2", "--runs", "runs", "--run-id", "a", *options),
+        *(str(SCRIPTS / "count.py"), str(job.out), str(steps)),
+        **how,
+    )
+    wait_until(lambda: job.last_step() >= 3, job.text)
+    return process
+
+
+def _idle_spares(job: Any) -> set[int]:
+    """Spares by the ledger, less those that are a rank's process now, or gone."""
+    spares = {e["pid"] for e in job.events("a", "worker_spawn") if e["rank"] is None}
+    ranks = {e["pid"] for e in job.events("a", "worker_spawn") if e["rank"] is not None}
+    return spares - ranks - {e["pid"] for e in job.events("a", "worker_exit")}
+
+
+def _start_time(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19])
+
+
+def _forked_from_here(agent: int) -> list[int]:
+    """The agent's zygote, and what it has forked: their command line is the same."""
     found = []
     for name in filter(str.isdigit, os.listdir("/proc")):
         try:

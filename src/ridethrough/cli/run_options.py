@@ -58,6 +58,10 @@ Preload = Annotated[
     list[str] | None,
     _own(LAUNCH, "--preload", "Import it once, before ranks are forked; may be repeated.", metavar="MODULE"),
 ]
+Spares = Annotated[
+    int,
+    _own(LAUNCH, "--spares", "Warm spares: processes with torch imported that wait for a rank to need one.", min=0),
+]
 Role = Annotated[str, _torchrun(LAUNCH, "--role", "ROLE_NAME in the script's environment.", metavar="NAME")]
 VirtualLocalRank = Annotated[
     bool, _torchrun(LAUNCH, "--virtual-local-rank", "LOCAL_RANK is 0 on every rank, which sees its own GPU only.")

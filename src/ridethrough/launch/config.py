@@ -21,6 +21,7 @@ class LaunchConfig(BaseModel):
     num_workers: int = Field(1, ge=1, description="Ranks on this node.")
     no_python: bool = False
     policy: Policy = Policy()
+    spares: int = Field(1, ge=0, description="Warm spares: processes that wait for a rank to need one.")
     preload: list[str] = Field(default_factory=list, description="Modules that the zygote imports beforehand.")
     env: dict[str, str] = Field(default_factory=dict, description="Added to every worker's environment.")
     min_nodes: int = Field(1, ge=1, description="Least number of nodes that may train.")

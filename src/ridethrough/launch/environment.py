@@ -11,17 +11,20 @@ from pathlib import Path
 import psutil
 
 from ridethrough.generation import messages as m
+from ridethrough.generation.handshake import TOKEN_VARIABLE
 from ridethrough.launch.config import LaunchConfig
 from ridethrough.ledger.rundir import RunDir
 
 # A remote error must not tear the survivors down: leaving a generation is our business (abort, then re-entry).
 _NCCL = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0"}
 
+_OUTER = {"RIDETHROUGH_WORKER", "RIDETHROUGH_HEARTBEAT"}  # of the worker that this launcher may itself run in
+
 
 def worker_environment(config: LaunchConfig, run: RunDir, folder: Path, job: str, address: str) -> dict[str, str]:
     """The launcher's own environment, ours, and what the user asked for; ranks come later, per worker. `address` is
     this node's, by which its peers reach it."""
-    env = {k: v for k, v in os.environ.items() if not k.startswith("RIDETHROUGH_TOKEN")}
+    env = {k: v for k, v in os.environ.items() if not k.startswith(TOKEN_VARIABLE) and k not in _OUTER}
     for name, value in _NCCL.items():
         env.setdefault(name, value)
     if config.num_workers > 1:

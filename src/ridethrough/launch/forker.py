@@ -1,56 +1,81 @@
-"""The agent's side of the zygote: starts it, asks it for workers, replaces it if it dies, does without if it must."""
+"""The agent's side of the zygote: starts it, has it fork processes, replaces it if it dies, does without if it must."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import itertools
 import os
 import signal
 import socket
 import subprocess
 import sys
+from dataclasses import dataclass
 from typing import Any
 
 from ridethrough.generation.wire import Decoder, encode
 from ridethrough.launch import guard
 
+_FORK_LIMIT_S = 5.0
+_ASSIGN_LIMIT_S = 5.0
+_KILL_LIMIT_S = 5.0
+_MOST_DEATHS = 3  # in a row, without a fork between
+
+
+@dataclass(eq=False)
+class Spare:
+    """A process that waits at the other end of `channel` (see `spare`); it ends when that is closed."""
+
+    pid: int
+    channel: socket.socket
+
+    async def assign(self, assignment: dict[str, Any], out: int, err: int) -> None:
+        """Makes it a worker that runs `command` in `cwd` with `env`. Raises OSError if it is gone."""
+        message = encode(assignment)
+        with self.channel as channel:
+            sent = socket.send_fds(channel, [message], [out, err])
+            try:
+                loop = asyncio.get_running_loop()
+                await asyncio.wait_for(loop.sock_sendall(channel, message[sent:]), _ASSIGN_LIMIT_S)
+            except asyncio.TimeoutError as error:
+                raise OSError(f"process {self.pid} does not take its assignment") from error
+
 
 class Forker:
-    """Starts worker processes; all methods run on the agent's event loop.
-
-    Forks where that is safe (the zygote has one thread and no device open); else, and for programs that are not
-    Python, each worker is a new interpreter.
-    """
+    """Forks where that is safe (the zygote has one thread and no device open). All methods run on the agent's loop."""
 
     def __init__(self, *, job_mark: str, folder: str, preload: list[str], env: dict[str, str]) -> None:
-        self._job_mark, self._folder, self._preload, self._env = job_mark, folder, preload, env
+        self._argv = [sys.executable, "-m", "ridethrough.launch.zygote"]
+        self._more = [str(os.getpid()), job_mark, folder, *preload]
+        self._env = env
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
         self._decoder = Decoder()
-        self._waiting: dict[str, asyncio.Future[int]] = {}
+        self._serials = itertools.count()
+        self._waiting: dict[int, asyncio.Future[int]] = {}
         self._ready: asyncio.Future[bool] | None = None
+        self._num_deaths = 0
         self.note = ""
 
     def start(self) -> None:
         """Begins the imports; `ready` tells when they are done."""
         ours, theirs = socket.socketpair()
-        argv = [sys.executable, "-m", "ridethrough.launch.zygote", str(theirs.fileno()), str(os.getpid())]
-        self._process = subprocess.Popen(
-            [*argv, self._job_mark, self._folder, *self._preload],
-            pass_fds=[theirs.fileno()],
-            env=self._env,
-            stdin=subprocess.DEVNULL,
-        )
-        theirs.close()
+        with theirs:
+            self._process = subprocess.Popen(
+                [*self._argv, str(theirs.fileno()), *self._more],
+                pass_fds=[theirs.fileno()],
+                env=self._env,
+                stdin=subprocess.DEVNULL,
+            )
         ours.setblocking(False)
         self._channel = ours
         self._decoder = Decoder()
         loop = asyncio.get_running_loop()
-        self._ready = loop.create_future()
+        if self._ready is None or self._ready.done():
+            self._ready = loop.create_future()
         loop.add_reader(ours, self._read)
 
     async def ready(self, limit_s: float = 300.0) -> bool:
-        """True once workers can be forked; False if they must be executed (`note` says why)."""
+        """True once processes can be forked; False if they must be executed (`note` says why)."""
         if self._ready is None:
             return False
         try:
@@ -59,19 +84,27 @@ class Forker:
             self.note = f"the zygote was not ready after {limit_s:.0f} s"
             return False
 
-    async def fork(self, worker: str, command: list[str], env: dict[str, str], cwd: str, out: int, err: int) -> int:
-        """A worker forked from the zygote; returns its pid. Raises OSError if the zygote is gone."""
+    async def fork(self) -> Spare:
+        """A new process. Raises OSError if there is none; a zygote that does not answer is replaced."""
         if self._channel is None:
-            raise OSError("the zygote is gone")
-        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._waiting[worker] = future
-        request = encode({"worker": worker, "command": command, "env": env, "cwd": cwd})
-        sent = socket.send_fds(self._channel, [request], [out, err])
-        while sent < len(request):
-            await asyncio.sleep(0)
-            with contextlib.suppress(BlockingIOError):
-                sent += self._channel.send(request[sent:])
-        return await asyncio.wait_for(future, 30.0)
+            raise OSError("there is no zygote")
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        serial = next(self._serials)
+        answer = self._waiting[serial] = asyncio.get_running_loop().create_future()
+        try:
+            with theirs:
+                socket.send_fds(self._channel, [encode({"fork": serial})], [theirs.fileno()])
+            pid = await asyncio.wait_for(answer, _FORK_LIMIT_S)
+        except BaseException as error:
+            ours.close()
+            self._waiting.pop(serial, None)
+            if isinstance(error, asyncio.TimeoutError):
+                self._replace(why := f"the zygote did not fork within {_FORK_LIMIT_S:.0f} s")
+                raise OSError(why) from error
+            raise
+        self._num_deaths = 0
+        return Spare(pid, ours)
 
     def execute(self, argv: list[str], env: dict[str, str], cwd: str, out: int, err: int) -> int:
         """A worker as a new process in a session of its own; returns its pid."""
@@ -88,14 +121,18 @@ class Forker:
         return process.pid
 
     def stop(self) -> None:
-        """Ends the zygote; it ends what the job left behind."""
-        self._close()
+        """Ends the zygote. At the end of its socket alone it would take the agent for dead, and end the job's
+        processes."""
         if self._process is not None:
+            self._process.kill()
             try:
-                self._process.wait(5.0)
+                self._process.wait(_KILL_LIMIT_S)
             except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+                print(f"ridethrough: the zygote, process {self._process.pid}, cannot be killed", file=sys.stderr)
+        if self._channel is not None:
+            asyncio.get_running_loop().remove_reader(self._channel)
+            self._channel.close()
+            self._channel = None
 
     @property
     def pid(self) -> int:
@@ -110,15 +147,19 @@ class Forker:
         except OSError:
             data = b""
         if not data:
-            self._lost()
+            self._replace("the zygote died")
             return
         for message in self._decoder.feed(data):
             if message.get("ready"):
                 self._on_ready(message)
             else:
-                future = self._waiting.pop(message["worker"], None)
-                if future is not None and not future.done():
-                    future.set_result(message["pid"])
+                answer = self._waiting.pop(message["fork"], None)
+                if answer is None or answer.done():
+                    continue
+                if message["why"]:
+                    answer.set_exception(OSError(message["why"]))
+                else:
+                    answer.set_result(message["pid"])
 
     def _on_ready(self, message: dict[str, Any]) -> None:
         reasons = [f"{name} cannot be imported ({why})" for name, why in message["failed"].items()]
@@ -131,20 +172,16 @@ class Forker:
         if self._ready is not None and not self._ready.done():
             self._ready.set_result(safe)
 
-    def _lost(self) -> None:
-        self._close()
-        if self._process is not None:
-            self._process.poll()
-        self.note = "the zygote died"
-        if self._ready is not None and not self._ready.done():
-            self._ready.set_result(False)
-        for future in self._waiting.values():
-            if not future.done():
-                future.set_exception(OSError("the zygote died"))
+    def _replace(self, why: str) -> None:
+        self.stop()
+        self._num_deaths += 1
+        self.note = why
+        for answer in self._waiting.values():
+            if not answer.done():
+                answer.set_exception(OSError(why))
         self._waiting.clear()
-
-    def _close(self) -> None:
-        if self._channel is not None:
-            asyncio.get_running_loop().remove_reader(self._channel)
-            self._channel.close()
-            self._channel = None
+        if self._num_deaths < _MOST_DEATHS:
+            print(f"ridethrough: {why}; starting another", file=sys.stderr)
+            self.start()
+        elif self._ready is not None and not self._ready.done():
+            self._ready.set_result(False)

@@ -68,19 +68,19 @@ def children() -> list[ProcessStat]:
     return [p for p in found if p is not None and p.parent == me]
 
 
-def environ_has(pid: int, assignment: str) -> bool:
-    """Whether the process was started with this `NAME=value` (what a program changed later is not seen)."""
+def environ_has(pid: int, *assignments: str) -> bool:
+    """Whether the process was started with each `NAME=value` (what a program changed later is not seen)."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
-            return assignment.encode() in file.read().split(b"\0")
+            return {a.encode() for a in assignments} <= set(file.read().split(b"\0"))
     except OSError:
         return False
 
 
-def tree(root: int, mark: str) -> set[int]:
-    """A process, its descendants, its session's members, and whoever carries the environment mark `NAME=value`."""
+def tree(root: int, *marks: str) -> set[int]:
+    """A process, its descendants, its session's members, and whoever carries all of the environment's `marks`."""
     known = {p.pid: p for p in processes() if p.pid != os.getpid()}
-    members = {pid for pid, p in known.items() if pid == root or p.session == root or environ_has(pid, mark)}
+    members = {pid for pid, p in known.items() if pid == root or p.session == root or environ_has(pid, *marks)}
     grown = True
     while grown:
         more = {pid for pid, p in known.items() if p.parent in members} - members
@@ -89,11 +89,13 @@ def tree(root: int, mark: str) -> set[int]:
     return members
 
 
-def kill_tree(root: int, mark: str) -> set[int]:
-    """SIGKILL to the whole tree; returns the processes that it was sent to. Repeats until nothing new appears."""
+def kill_tree(root: int, *marks: str) -> set[int]:
+    """SIGKILL to the whole tree; returns the processes that it was sent to. Repeats until nothing new appears.
+
+    `marks` must name the job too: jobs share a machine, and each has a worker w0-1."""
     killed: set[int] = set()
     for _ in range(5):
-        alive = tree(root, mark) - killed
+        alive = tree(root, *marks) - killed
         if not alive:
             break
         for pid in alive:

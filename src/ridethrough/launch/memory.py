@@ -20,7 +20,7 @@ _PERIOD_S = 0.1
 _FULL = 0.95
 _REST_S = 1.0  # what a dead process held is given back by then
 _BLAME_S = 10.0  # a kill counted longer ago explains no death
-_SCORE = 300  # added to a worker's oom_score_adj, which its children inherit
+_SCORE = 300  # a worker's oom_score_adj above the agent's; its children inherit it
 
 
 class MemoryGuard:
@@ -75,10 +75,10 @@ class MemoryGuard:
 
 
 def offer_to_killer(pid: int) -> None:
-    """The kernel takes a worker before its agent and keeper. Raising the value needs no privilege."""
-    path = Path(f"/proc/{pid}/oom_score_adj")
+    """The kernel takes a worker or a spare before the agent and keeper. Raising the value needs no privilege."""
     try:
-        path.write_text(str(min(1000, int(path.read_text()) + _SCORE)))
+        ours = int(Path("/proc/self/oom_score_adj").read_text())
+        Path(f"/proc/{pid}/oom_score_adj").write_text(str(min(1000, ours + _SCORE)))
     except (OSError, ValueError):
         return
 

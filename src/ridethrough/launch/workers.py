@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import re
 import signal
@@ -98,6 +99,22 @@ def death_report(worker: WorkerProcess, status: int, *, oom: bool, node: str) ->
         declared_ns=time.monotonic_ns(),
         fault_ns=max(reading.step_ns, reading.phase_ns) or None,
         killed_by_us=bool(worker.kill_reason) and not worker.hung and not worker.starved,
+    )
+
+
+def not_started_report(worker: WorkerProcess, node: str, error: OSError) -> FaultReport:
+    """A process that never was."""
+    name = errno.errorcode.get(error.errno or 0, "error")
+    return FaultReport(
+        generation=worker.generation,
+        worker=worker.id,
+        rank=worker.rank,
+        node=node,
+        fault_class="exit",
+        detected_by="waitpid",
+        phase="launch",
+        cause=f"the process could not be started: {error} ({name})",
+        declared_ns=time.monotonic_ns(),
     )
 
 
