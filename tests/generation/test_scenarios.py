@@ -309,7 +309,7 @@ def test_an_old_node_that_comes_back_is_a_newcomer_without_workers() -> None:
     assert plan is not None
     job(m.NodeLeft(node="a", lost=True))
     snapshot = m.WorkerSnapshot(worker="w0-1", local_rank=0, state="inside", attached=True)
-    assert job(m.NodeRejoined(node="a", name="host-a", plan=plan, workers=(snapshot,))) == ["kill w0-1"]
+    assert job(m.NodeRejoined(node="a", name="host-a", plan=plan.parts()[0], workers=(snapshot,))) == ["kill w0-1"]
     assert [n.id for n in job.machine.members.standby][-1] == "a"
 
 
@@ -469,7 +469,7 @@ def snapshots(*states: str) -> list[m.NodeRejoined]:
             {
                 "node": n,
                 "name": f"host-{n}",
-                "plan": plan,
+                "plan": plan.parts()[i],
                 "workers": [{"worker": f"w0-{i + 1}", "local_rank": 0, "state": states[i], "attached": True}],
             }
         )
@@ -519,6 +519,17 @@ def test_the_newest_plan_counts() -> None:
     newer = first.plan.model_copy(update={"generation": 5})
     assert job(second, first.model_copy(update={"plan": newer}))[1:3] == ["leave a", "leave b"]
     assert job.machine.generation == 5
+    assert [w.id for w in job.machine.members.workers()] == ["w0-1", "w0-2"]  # b keeps its place and its process
+
+
+def test_a_node_behind_the_newest_plan_takes_no_place_from_one_that_is_in_it() -> None:
+    job = again()
+    first, second = snapshots("inside", "inside")
+    newer = {"generation": 5, "place": 0, "first_rank": 0, "workers": ("w0-2",)}
+    moved = second.model_copy(update={"plan": second.plan.model_copy(update=newer)})
+    job(first, moved)
+    job.tick(11.0)
+    assert [n.id for n in job.machine.members.active] == ["b"] and [n.id for n in job.machine.members.standby] == ["a"]
 
 
 def test_a_deposed_coordinator_says_nothing() -> None:

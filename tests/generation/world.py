@@ -13,7 +13,7 @@ from ridethrough.generation import messages as m
 from ridethrough.generation.faults import FaultReport
 from ridethrough.generation.machine import GenerationMachine
 from ridethrough.generation.membership import WorkerState
-from ridethrough.generation.plan import Plan
+from ridethrough.generation.plan import NodePlan, Plan
 from ridethrough.generation.policy import Policy
 
 UNCHARGED = ("node_loss", "preemption")
@@ -37,7 +37,7 @@ class Process:
 class Agent:
     id: str
     name: str
-    plan: Plan | None = None
+    plan: NodePlan | None = None
     processes: dict[str, Process] = field(default_factory=dict)
     inbox: deque[m.Action] = field(default_factory=deque)
     outbox: deque[m.Event] = field(default_factory=deque)
@@ -125,24 +125,23 @@ class World:
         self, machine: GenerationMachine, event: m.Event, before: tuple[str, int], actions: list[m.Action]
     ) -> None:
         phase, generation = before
-        plans = [a.plan for a in actions if isinstance(a, m.Enter)]
-        assert len({id(p) for p in plans}) <= 1, "one plan at a time"
+        told = {a.node: a.plan for a in actions if isinstance(a, m.Enter)}
+        assert len({part.key for part in told.values()}) <= 1, "one plan at a time"
         for action in actions:
-            if isinstance(action, m.Enter):
-                assert action.plan.for_node(action.node) is not None, "only members are told of a plan"
             if isinstance(action, m.Dismiss) and "cannot be ended" in action.reason:
                 agent = self.agents[action.node]
                 late = agent.cut or agent.inbox or agent.outbox or not agent.alive
                 assert late or any(p.unkillable for p in agent.processes.values()), "given up without need"
-        if plans:
-            self._check_plan(machine, plans[0], generation)
-            assert {a.node for a in actions if isinstance(a, m.Enter)} == {n.node for n in plans[0].nodes}
+        if told:
+            assert machine.plan is not None
+            self._check_plan(machine, machine.plan, generation)
+            assert Plan.from_parts(next(iter(told.values())), told) == machine.plan, "each member is told its part"
         if isinstance(event, m.WorkerFaulted) and phase != "learning":
             if event.report.generation != generation and phase != "forming":
-                assert machine.generation == generation or plans, "an old report ends nothing"
+                assert machine.generation == generation or told, "an old report ends nothing"
                 assert machine.phase == phase, "an old report ends nothing"
             elif phase == "running" and event.report.generation == generation:
-                assert machine.phase != "running" or plans, "a report for the present generation ends it"
+                assert machine.phase != "running" or told, "a report for the present generation ends it"
         if machine.phase != "done":
             assert machine.history.restarts <= self.policy.max_restarts, "over the budget, and still going"
             assert machine.history.no_progress <= self.policy.max_no_progress
@@ -295,9 +294,7 @@ class World:
             agent.outbox.append(m.StoreOpened(serial=action.serial, endpoint=f"{agent.id}:{action.serial}"))
         elif isinstance(action, m.Enter):
             agent.plan = action.plan
-            mine = action.plan.for_node(agent.id)
-            assert mine is not None
-            for worker in mine.workers:
+            for worker in action.plan.workers:
                 if (process := found.get(worker)) is not None:
                     assert process.state == "ready", f"{process} is to enter {action.plan.generation}"
                     process.state, process.generation = "entering", action.plan.generation
@@ -342,7 +339,7 @@ class World:
         worlds: dict[tuple[int, int], Plan] = {}
         for agent in self.agents.values():
             if agent.alive and agent.plan is not None:
-                worlds[agent.plan.epoch, agent.plan.generation] = agent.plan
+                worlds[agent.plan.key] = self.plans[agent.plan.key]
         for plan in worlds.values():
             self._work_in(plan)
 
@@ -352,7 +349,7 @@ class World:
         for _, _, node, worker in plan.members():
             agent = self.agents[node]
             process = agent.processes.get(worker) if agent.alive and not agent.cut else None
-            behind = agent.plan is not plan and (agent.plan is None or agent.plan.generation < plan.generation)
+            behind = agent.plan is None or agent.plan.generation < plan.generation
             if process is None or (process.generation != plan.generation and not behind) or process.state == "ready":
                 broken = broken or process is None or not behind
             elif process.generation == plan.generation:

@@ -15,7 +15,6 @@ from ridethrough.bench.simulation_peers import Recovery
 from ridethrough.generation import messages as m
 from ridethrough.generation.faults import FaultReport
 from ridethrough.generation.machine import GenerationMachine
-from ridethrough.generation.plan import Plan
 from ridethrough.generation.policy import Policy
 
 _TICKS_S = (0.25, 1.0, 5.0, 30.0)
@@ -50,7 +49,6 @@ class MachineRecovery:
         self._out_s = 0.0
         self._ended: str | None = None
         self._rung = "in_process"
-        self._plan: Plan | None = None
         self._workers: dict[str, tuple[str, ...]] = {}  # of the present plan, by node
 
     # --- the job's start ---------------------------------------------------------------------------------------------
@@ -142,9 +140,8 @@ class MachineRecovery:
             if self._called_s is None:
                 first = self.machine.generation == 1
                 self._called_s = now_s + (0.0 if first else times.rebuild_s.get("in_process", 0.0))
-            if self._plan is not action.plan:
-                self._plan, self._workers = action.plan, {n.node: n.workers for n in action.plan.nodes}
-            for worker_id in self._workers[action.node]:
+            self._workers[action.node] = action.plan.workers
+            for worker_id in action.plan.workers:
                 self._later(self._called_s, m.WorkerEntered(worker=worker_id, generation=action.plan.generation))
         elif isinstance(action, m.JobDone):
             self._ended = f"code {action.code}: {action.reason}"

@@ -85,7 +85,8 @@ class Forming(Ending):
             worker.stopped, worker.step = False, None
         if self._planned is not None:
             self._planned.generation_begins()
-        self._tell(lambda node: m.Enter(node=node, plan=plan))
+        for ranks, part in zip(plan.nodes, plan.parts(), strict=True):
+            self._out.append(m.Enter(node=ranks.node, plan=part))
 
     # --- processes on their way ---------------------------------------------------------------------------------------
 

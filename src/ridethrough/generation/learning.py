@@ -13,86 +13,100 @@ from ridethrough.generation.plan import Plan
 class Learned:
     """`alive`: all nodes of the newest plan are in its generation with all of its workers, so training goes on.
 
-    `missing` nodes did not come back, `strangers` have no part in the plan, `strays` (node, worker) are in a
-    generation that is over, or beside another one in its slot.
+    The nodes of the `missing` places did not come back, `strangers` have no part in the plan, `strays` (node, worker)
+    are in a generation that is over, or beside another one in its slot.
     """
 
     alive: bool
     attached: bool = False
-    missing: list[str] = field(default_factory=list)
+    missing: list[int] = field(default_factory=list)
     strangers: list[m.NodeRejoined] = field(default_factory=list)
     strays: list[tuple[str, str]] = field(default_factory=list)
 
 
 class Learner:
-    """Collects the nodes of the newest plan that any of them knows. Other events wait, in order, until it is over."""
+    """Collects the nodes of the newest plan that any of them knows. Other events wait, in order, until it is over.
 
-    def __init__(self, now_s: float, limit_s: float) -> None:
+    Each node knows its own part of a plan only. One whose last part is of an older plan keeps its place if nobody
+    tells of that place in the newest one: it was not told of it before the coordinator ended.
+    """
+
+    def __init__(self, first: m.NodeRejoined, now_s: float, limit_s: float) -> None:
         self._until_s = now_s + limit_s
+        self._newest = first.plan
         self._heard: dict[str, m.NodeRejoined] = {}
-        self._plan: Plan | None = None
-        self._nodes: frozenset[str] = frozenset()
-        self._num_missing = 0
+        self._seats: dict[int, m.NodeRejoined] = {}
         self.waiting: list[m.Event] = []
-        self.highest_generation = 0
 
     @property
+    def highest_generation(self) -> int:
+        return max((event.plan.generation for event in self._heard.values()), default=0)
+
     def plan(self) -> Plan:
-        assert self._plan is not None
-        return self._plan
+        """The newest one, as far as its nodes are here."""
+        return Plan.from_parts(self._newest, {e.node: e.plan for e in self._heard.values() if self._is_newest(e)})
 
     def hear(self, event: m.NodeRejoined) -> None:
         """Takes what a node says of itself; its last word counts."""
-        fresh = event.node not in self._heard
+        self._forget(event.node)
         self._heard[event.node] = event
-        self.highest_generation = max(self.highest_generation, event.plan.generation)
-        newest = self._plan
-        if newest is None or (event.plan.epoch, event.plan.generation) > (newest.epoch, newest.generation):
-            self._plan = event.plan
-            self._nodes = frozenset(n.node for n in event.plan.nodes)
-            self._num_missing = len(self._nodes - self._heard.keys())
-        elif fresh and event.node in self._nodes:
-            self._num_missing -= 1
+        if event.plan.key > self._newest.key:
+            self._newest = event.plan
+            self._seats = {}
+            for heard in self._heard.values():
+                self._seat(heard)
+        else:
+            self._seat(event)
 
     def left(self, node: str) -> bool:
         """A node went away while we learned; True if it had been heard."""
-        if self._heard.pop(node, None) is None:
-            return False
-        self._num_missing += node in self._nodes
-        return True
+        return self._forget(node)
 
     def over(self, now_s: float) -> bool:
         """Every node of the plan is here, or the time is up."""
-        return self._num_missing == 0 or now_s >= self._until_s
+        return len(self._seats) == self._newest.num_nodes or now_s >= self._until_s
 
-    def settle(self, members: Membership, now_s: float) -> Learned:
+    def settle(self, members: Membership, plan: Plan, now_s: float) -> Learned:
         """Fills the membership with the newest plan's nodes and the workers that can take part in what follows."""
         learned = Learned(alive=True)
-        for place, ranks in enumerate(self.plan.nodes):
-            event = self._heard.get(ranks.node)
+        for place, ranks in enumerate(plan.nodes):
+            event = self._seats.get(place)
             if event is None:
                 learned.alive = False
-                learned.missing.append(ranks.node)
+                learned.missing.append(place)
                 continue
-            members.restore(ranks.node, event.name, place)
-            current = (event.plan.epoch, event.plan.generation) == (self.plan.epoch, self.plan.generation)
+            node = event.node
+            members.restore(node, event.name, place)
             found, taken = set(), set()
             for snapshot in event.workers:
                 within = snapshot.state in ("entering", "inside", "finished")
-                over = within and not (current and snapshot.worker in ranks.workers)
+                over = within and not (self._is_newest(event) and snapshot.worker in ranks.workers)
                 if over or snapshot.local_rank in taken or snapshot.local_rank >= members.num_workers:
-                    learned.strays.append((ranks.node, snapshot.worker))
+                    learned.strays.append((node, snapshot.worker))
                     continue
                 taken.add(snapshot.local_rank)
-                members.place(_worker(ranks.node, snapshot, now_s))
+                members.place(_worker(node, snapshot, now_s))
                 learned.attached |= snapshot.attached
                 if within:
                     found.add(snapshot.worker)
-            learned.alive = learned.alive and found == set(ranks.workers)
-        for event in self._heard.values():
-            if event.node not in self._nodes:
-                learned.strangers.append(event)
+            learned.alive = learned.alive and bool(ranks.workers) and found == set(ranks.workers)
+        seated = {event.node for event in self._seats.values()}
+        learned.strangers = [event for node, event in self._heard.items() if node not in seated]
         return learned
+
+    def _is_newest(self, event: m.NodeRejoined) -> bool:
+        return event.plan.key == self._newest.key
+
+    def _seat(self, event: m.NodeRejoined) -> None:
+        holder = self._seats.get(event.plan.place)
+        if event.plan.place < self._newest.num_nodes and (holder is None or holder.plan.key < event.plan.key):
+            self._seats[event.plan.place] = event
+
+    def _forget(self, node: str) -> bool:
+        before = self._heard.pop(node, None)
+        if before is not None and self._seats.get(before.plan.place) is before:
+            del self._seats[before.plan.place]
+        return before is not None
 
 
 def _worker(node: str, snapshot: m.WorkerSnapshot, now_s: float) -> Worker:

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from ridethrough.generation.faults import FaultReport
 from ridethrough.generation.membership import WorkerState
-from ridethrough.generation.plan import Plan
+from ridethrough.generation.plan import NodePlan
 
 PROTOCOL = 1
 
@@ -41,12 +41,13 @@ class WorkerSnapshot(_Message):
 
 
 class NodeRejoined(_Message):
-    """An agent that was a member under an earlier coordinator says what it is: its last plan and its workers."""
+    """An agent that was a member under an earlier coordinator says what it is: its part of the last plan it was told
+    of, and its workers."""
 
     kind: Literal["node_rejoined"] = "node_rejoined"
     node: str
     name: str
-    plan: Plan
+    plan: NodePlan
     workers: tuple[WorkerSnapshot, ...]
 
 
@@ -244,7 +245,7 @@ class Enter(_Message):
 
     kind: Literal["enter"] = "enter"
     node: str
-    plan: Plan
+    plan: NodePlan
 
 
 class Leave(_Message):

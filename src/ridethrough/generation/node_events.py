@@ -41,8 +41,8 @@ class NodeEvents(Forming):
         if plan.epoch > self.epoch or self.members.knows(event.node):
             return None  # a later coordinator exists; or nothing was lost
         begun = self.generation > 0 or self.members.num_active > 0
-        if not begun and plan.epoch < self.epoch and plan.for_node(event.node) is not None:
-            self.phase, self._learner = "learning", Learner(self._now_s, self.policy.learn_limit_s)
+        if not begun and plan.epoch < self.epoch:
+            self.phase, self._learner = "learning", Learner(event, self._now_s, self.policy.learn_limit_s)
             return self._while_learning(event, self._learner)
         self._highest = max(self._highest, plan.generation)
         for snapshot in event.workers:
@@ -103,12 +103,13 @@ class NodeEvents(Forming):
     def _learned(self, learner: Learner) -> None:
         """Everybody of the plan is here and inside: nothing has to be restarted. Else the generation ends."""
         self._learner = None
-        learned = learner.settle(self.members, self._now_s)
-        self.plan, self.generation, self._highest = learner.plan, learner.plan.generation, learner.highest_generation
-        self.history = learner.plan.history.model_copy(deep=True)
+        self.plan = plan = learner.plan()
+        learned = learner.settle(self.members, plan, self._now_s)
+        self.generation, self._highest = plan.generation, learner.highest_generation
+        self.history = plan.history.model_copy(deep=True)
         self.history.rebase(self._now_s)
         self._attached_ever |= learned.attached
-        self._quorum.planned(learner.plan)
+        self._quorum.planned(plan)
         self.phase = "running"
         if self.members.counts["entering"]:
             self._deadline_s = self._now_s + self._rebuild_limit()
@@ -119,9 +120,10 @@ class NodeEvents(Forming):
         for event in learner.waiting:
             self._take(event)
         if self.phase == "running" and not learned.alive:
-            cause = f"not back after the coordinator was started again: {', '.join(learned.missing) or 'some workers'}"
-            node = learned.missing[0] if learned.missing else ""
-            self._report("", node, None, "node_loss" if node else "exit", "lease", cause)
+            who = f"nodes {', '.join(map(str, learned.missing))}" if learned.missing else "some workers"
+            cause = f"not back after the coordinator was started again: {who}"
+            rank = learned.missing[0] * self.members.num_workers if learned.missing else None
+            self._report("", "", rank, "node_loss" if learned.missing else "exit", "lease", cause)
         elif self.phase == "running":
             self._ask_steps()
             self._finish_if_all()

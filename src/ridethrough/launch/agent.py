@@ -18,7 +18,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from ridethrough.generation import messages as m
-from ridethrough.generation.plan import Plan
+from ridethrough.generation.plan import NodePlan
 from ridethrough.generation.socket_folder import socket_folder, temporary_roots
 from ridethrough.launch import linux
 from ridethrough.launch.compaction import keep_compact
@@ -85,7 +85,7 @@ class NodeAgent:
         self._watch = Watch(config.policy, self.node, workers, report, recorder.emit, self._take_stacks)
         self._link = WorkerLink(self.node, workers, self._watch, report, self._crew.kill)
         self._started = False
-        self._plan: Plan | None = None
+        self._plan: NodePlan | None = None
 
     # --- life --------------------------------------------------------------------------------------------------------
 
@@ -179,17 +179,14 @@ class NodeAgent:
 
     def _enter(self, action: m.Enter) -> None:
         plan = action.plan
-        mine = plan.for_node(self.node)
-        if mine is None:
-            return
         self._plan = plan
         master, _, port = plan.store.rpartition(":")
         self._watch.generation_begins(plan.generation, plan.world_size)
-        for local_rank, name in enumerate(mine.workers):
+        for local_rank, name in enumerate(plan.workers):
             worker = self._crew.workers.get(name)
             if worker is None:
                 continue
-            worker.rank, worker.generation, worker.state = mine.first_rank + local_rank, plan.generation, "entering"
+            worker.rank, worker.generation, worker.state = plan.first_rank + local_rank, plan.generation, "entering"
             worker.log.switch(plan.generation, worker.rank)
             self._link.send(
                 worker,
@@ -200,8 +197,8 @@ class NodeAgent:
                     "rank": worker.rank,
                     "local_rank": 0 if self.config.virtual_local_rank else local_rank,
                     "world_size": plan.world_size,
-                    "local_world_size": len(mine.workers),
-                    "group_rank": plan.group_rank(self.node),
+                    "local_world_size": len(plan.workers),
+                    "group_rank": plan.place,
                     "master_addr": master,
                     "master_port": int(port),
                     "prefix": plan.prefix,

@@ -86,9 +86,9 @@ class Coordinator:
             if not self.done.done():
                 self.done.set_result(action)
         else:
-            if isinstance(action, m.Enter) and action.node == action.plan.nodes[0].node:
+            if isinstance(action, m.Enter) and action.plan.place == 0:
                 check_claim(self._run_dir, self.machine.epoch)
-                self._record_plan(action)
+                self._record_plan()
             self.deliver(action.node, action)
 
     def _stand_down(self, why: str) -> None:
@@ -96,8 +96,9 @@ class Coordinator:
         if not self.done.done():
             self.done.set_result(m.JobDone(code=80, reason=why))
 
-    def _record_plan(self, action: m.Enter) -> None:
-        plan = action.plan
+    def _record_plan(self) -> None:
+        plan = self.machine.plan
+        assert plan is not None
         members = [
             {"rank": rank, "local_rank": local_rank, "node": node, "worker": worker}
             for rank, local_rank, node, worker in plan.members()

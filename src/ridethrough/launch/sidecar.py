@@ -210,15 +210,12 @@ class Sidecar:
 
     def _enter(self, member: Member, action: m.Enter) -> None:
         plan = action.plan
-        mine = plan.for_node(member.node)
-        if mine is None:
-            return
-        here = [other for other in self._members.values() if plan.for_node(other.node) is not None]
+        here = [other for other in self._members.values() if not other.gone]
         if self._watch is not None:
             self._watch.generation_begins(plan.generation, plan.world_size)
         self._epoch = plan.epoch
         process = member.process
-        process.rank, process.generation, process.state = mine.first_rank, plan.generation, "entering"
+        process.rank, process.generation, process.state = plan.first_rank, plan.generation, "entering"
         master, _, port = plan.store.rpartition(":")
         self._tell(
             member,
@@ -226,7 +223,7 @@ class Sidecar:
                 "t": "plan",
                 "epoch": plan.epoch,
                 "generation": plan.generation,
-                "rank": mine.first_rank,
+                "rank": plan.first_rank,
                 "local_rank": member.local_rank,  # the GPU stays, whoever is gone
                 "world_size": plan.world_size,
                 "local_world_size": len(here),
