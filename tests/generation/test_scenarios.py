@@ -177,6 +177,18 @@ def test_who_does_not_leave_is_killed_and_who_cannot_be_killed_costs_the_node() 
     assert "spawn c w0-3 as rank 1 of 2" in [*out, *job.open_store()]
 
 
+def test_a_stuck_rank_that_is_killed_takes_no_other_with_it() -> None:
+    job = Job("abc").running()
+    job.raised("w0-1")
+    job.open_store()
+    job.ready("w0-1", "w0-3")
+    assert job.tick(3.0) == ["kill w0-2"]
+    out = job.exited("w0-2", killed_by_us=True, signal=9)
+    assert not [a for a in out if a.startswith("kill")]
+    assert job.ready("w0-4")[0] == "incident 0.1 exception replace_process attempt 1"
+    assert [w.id for w in job.machine.members.workers()] == ["w0-1", "w0-4", "w0-3"]
+
+
 def test_a_failed_attempt_belongs_to_the_incident_before() -> None:
     job = Job().running()
     job.exited("w0-2")

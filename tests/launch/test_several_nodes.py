@@ -99,6 +99,56 @@ def test_the_coordinator_killed_and_started_again_restarts_nothing(job: Any) -> 
     assert job.results() == [expected(150, 4)] * 4
 
 
+def test_sigterm_ends_a_coordinator_and_not_its_job(job: Any) -> None:
+    """A rolling update of its pod, with the next one started before the old one has gone."""
+    cluster = Cluster(job, "2", 150)
+    coordinator = cluster.coordinator()
+    agents = [cluster.agent("a"), cluster.agent("b")]
+    wait_until(lambda: job.last_step() >= 3, lambda: f"no steps:\n{job.text()}")
+    coordinator.send_signal(signal.SIGTERM)
+    assert job.wait(coordinator) == 128 + signal.SIGTERM
+    assert job.wait(cluster.coordinator()) == 0, job.text()
+    assert [job.wait(a) for a in agents] == [0, 0], job.text()
+    assert {e["generation"] for e in job.entered()} == {1}
+    assert [e["code"] for e in job.events("a", "job_end")] == [0]
+
+
+def test_a_deposed_coordinator_leaves_the_job_to_the_next_one(job: Any) -> None:
+    """Two at once: the older one finds the younger one's claim when it is to plan, and says nothing to the agents."""
+    cluster = Cluster(job, "2", 150)
+    coordinator = cluster.coordinator()
+    agents = [cluster.agent("a"), cluster.agent("b")]
+    wait_until(lambda: job.last_step() >= 3, lambda: f"no steps:\n{job.text()}")
+    (job.folder / "runs" / "a" / "epochs" / "1").write_text("another\n")
+    os.kill(pids(job, 1)[1], signal.SIGKILL)
+    assert job.wait(coordinator) == 128 + signal.SIGTERM, job.text()
+    assert job.wait(cluster.coordinator()) == 0, job.text()
+    assert [job.wait(a) for a in agents] == [0, 0], job.text()
+    assert job.results() == [expected(150, 4)] * 4
+
+
+def test_a_job_that_is_taken_down_as_a_whole_saves_although_its_coordinator_goes_too(job: Any) -> None:
+    cluster = Cluster(job, "2", 2000)
+    processes = [cluster.coordinator(), cluster.agent("a"), cluster.agent("b")]
+    wait_until(lambda: job.last_step() >= 3, lambda: f"no steps:\n{job.text()}")
+    for process in processes:
+        process.send_signal(signal.SIGTERM)
+    assert [job.wait(p) for p in processes] == [82, 82, 82], job.text()
+    assert len({e["step"] for e in job.events("a", "finish")}) == 1
+
+
+def test_a_notice_without_a_coordinator_ends_the_node_within_its_grace(job: Any) -> None:
+    cluster = Cluster(job, "2", 2000, "--stop-grace", "3")
+    coordinator = cluster.coordinator()
+    agents = [cluster.agent("a"), cluster.agent("b")]
+    wait_until(lambda: job.last_step() >= 3, lambda: f"no steps:\n{job.text()}")
+    coordinator.send_signal(signal.SIGKILL)
+    coordinator.wait()
+    for agent in agents:
+        agent.send_signal(signal.SIGTERM)
+    assert [job.wait(a) for a in agents] == [82, 82], job.text()
+
+
 def test_a_restarted_coordinator_still_recovers_a_killed_rank(job: Any) -> None:
     cluster = Cluster(job, "2", 200)
     coordinator = cluster.coordinator()
@@ -127,8 +177,8 @@ def test_a_stranger_is_refused(job: Any) -> None:
     stranger = cluster.agent("stranger", token=str(other))
     assert job.wait(stranger) == 2, job.text()
     assert "token" in job.text("stranger")
-    coordinator.send_signal(signal.SIGTERM)
-    assert job.wait(coordinator) == 82
+    coordinator.send_signal(signal.SIGINT)
+    assert job.wait(coordinator) == 130
 
 
 def test_a_stopped_agent_that_comes_back_is_fenced(job: Any) -> None:

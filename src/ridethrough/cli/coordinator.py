@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -28,6 +29,9 @@ def coordinator(
         Path | None,
         typer.Option("--token-file", "--token_file", metavar="FILE", help="The job's secret; else RIDETHROUGH_TOKEN."),
     ] = None,
+    tls_cert: la.TlsCert = None,
+    tls_key: la.TlsKey = None,
+    tls_ca: la.TlsCa = None,
     max_restarts: la.MaxRestarts = 100,
     stop_grace: la.StopGrace = 10.0,
     node_wait: Annotated[
@@ -42,8 +46,8 @@ def coordinator(
     """Run the coordinator alone. Agents join with `ridethrough run --rdzv-endpoint HOST:PORT ...`.
 
     It may be killed and started again with the same run: it claims a new epoch, hears from the agents where they are,
-    and training goes on without a restart. Its run folder must survive it (a volume, for a pod). Ends with the job's
-    exit code.
+    and training goes on without a restart. Its run folder must survive it (a volume, for a pod). SIGTERM, as in a
+    rolling update, ends it alone, with code 143; Ctrl-C ends the job. Else it ends with the job's exit code.
 
     Example:
 
@@ -53,11 +57,13 @@ def coordinator(
     from ridethrough.generation.policy import Policy
     from ridethrough.launch.config import LaunchConfig
     from ridethrough.launch.solo import coordinate
+    from ridethrough.launch.tls import read_tls
 
     with usage_errors(ValueError):
         least, most = la.node_range(nnodes)
         endpoint = la.host_and_port("--bind", bind, 29500)
         token = read_token(token_file)
+        tls = read_tls(tls_cert, tls_key, tls_ca)
     if not token:
         fail("the coordinator needs the job's token: --token-file FILE, made by `openssl rand -hex 32 > FILE`")
     config = LaunchConfig(
@@ -67,6 +73,8 @@ def coordinator(
         max_nodes=most,
         endpoint=endpoint,
         token=token,
+        tls=tls,
+        signals=(signal.SIGINT, signal.SIGHUP, signal.SIGQUIT),
         policy=Policy(max_restarts=max_restarts, stop_grace_s=stop_grace, node_wait_s=node_wait, lease_s=lease),
     )
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ridethrough.launch.config import LaunchConfig
 
 _LAUNCH = "Launch"
+_NODES = "Several machines"
 _RUN = "Run folder and output"
 _RECOVERY = "Recovery"
 
@@ -30,6 +31,24 @@ NprocPerNode = Annotated[
         metavar="N|gpu|cpu|auto",
         help="Ranks on this machine: a number, one per GPU, one per core, or GPUs where there are some.",
         rich_help_panel=_LAUNCH,
+    ),
+]
+TlsCert = Annotated[
+    Path | None,
+    typer.Option(
+        "--tls-cert",
+        metavar="FILE",
+        help="TLS between agents and coordinator: this machine's certificate (PEM).",
+        rich_help_panel=_NODES,
+    ),
+]
+TlsKey = Annotated[
+    Path | None, typer.Option("--tls-key", metavar="FILE", help="Its private key (PEM).", rich_help_panel=_NODES)
+]
+TlsCa = Annotated[
+    Path | None,
+    typer.Option(
+        "--tls-ca", metavar="FILE", help="The CA of every machine's, and of nobody else's.", rich_help_panel=_NODES
     ),
 ]
 MaxRestarts = Annotated[

@@ -41,6 +41,9 @@ def run(
     local_addr: ro.LocalAddr = None,
     join: ro.Join = False,
     token_file: ro.TokenFile = None,
+    tls_cert: la.TlsCert = None,
+    tls_key: la.TlsKey = None,
+    tls_ca: la.TlsCa = None,
     node_wait: ro.NodeWait = 300.0,
     replicas: ro.Replicas = 1,
     replica_rate: ro.ReplicaRate = 0.0,
@@ -115,6 +118,7 @@ def run(
     """
     from ridethrough.generation.handshake import read_token
     from ridethrough.launch.config import LaunchConfig
+    from ridethrough.launch.tls import read_tls
 
     if not ctx.args:
         fail("which script? ridethrough run [OPTIONS] SCRIPT [ARGS]; --help explains")
@@ -140,6 +144,7 @@ def run(
         hidden = rm.hidden_streams(redirects, tee, workers)
         shown_ranks = rm.local_ranks(local_ranks_filter)
         token = read_token(token_file)
+        tls = read_tls(tls_cert, tls_key, tls_ca)
     if most > 1 and (meeting.endpoint is None or not token):
         fail("several machines need --rdzv-endpoint HOST:PORT and --token-file FILE, the same on each of them")
     if not token:
@@ -187,6 +192,7 @@ def run(
             place=node_rank,
             address=meeting.address,
             token=token,
+            tls=tls,
             replicas=replicas,
             replica_rate=replica_rate * 1e6,
             master_port=meeting.store_port,

@@ -19,11 +19,13 @@ _NOT_CHARGED = frozenset({"node_loss", "preemption"})
 
 @dataclass(frozen=True)
 class Decision:
-    """`code` is the job's exit code, with the rung `give_up`."""
+    """`code` is the job's exit code, with the rung `give_up`. `replace_root`: with the rung `replace_process`, the
+    root's own process has to go; else only those have that are dead already."""
 
     rung: Rung
     why: str
     code: int = 0
+    replace_root: bool = False
 
 
 def decide(
@@ -46,13 +48,14 @@ def decide(
     end = _hopeless(policy, history, root)
     if end is not None:
         return end
-    rung = _rung(policy, history, root, replaced=replaced, can_replace_node=can_replace_node)
+    replace_root = _count_streak(policy, history, root)
+    rung = _rung(policy, history, root, replaced=replaced or replace_root, can_replace_node=can_replace_node)
     if root.fault_class not in _NOT_CHARGED:
         end = _charge(policy, history, root, now_s, costly=rung != "in_process")
         if end is not None:
             return end
     why = f"{root.node} is gone" if root.fault_class in _NOT_CHARGED else f"{_where(root)}: {root.first_line}"
-    return Decision(rung, why)
+    return Decision(rung, why, replace_root=replace_root and rung == "replace_process")
 
 
 def _where(root: FaultReport) -> str:
@@ -97,16 +100,19 @@ def _same_again(policy: Policy, history: History, root: FaultReport) -> Decision
     return None
 
 
-def _rung(policy: Policy, history: History, root: FaultReport, *, replaced: bool, can_replace_node: bool) -> Rung:
+def _count_streak(policy: Policy, history: History, root: FaultReport) -> bool:
+    """Whether the root's process can not be used again."""
     if root.fault_class in _NOT_CHARGED:
-        return "replace_node"
+        return False
     history.streak = history.streak + 1 if root.rank is not None and root.rank == history.last_rank else 1
     history.last_rank = root.rank
-    if history.streak >= policy.replace_node_after and can_replace_node:
+    return root.fault_class in _PROCESS_GONE or history.streak >= policy.replace_process_after
+
+
+def _rung(policy: Policy, history: History, root: FaultReport, *, replaced: bool, can_replace_node: bool) -> Rung:
+    if root.fault_class in _NOT_CHARGED or (history.streak >= policy.replace_node_after and can_replace_node):
         return "replace_node"
-    if replaced or root.fault_class in _PROCESS_GONE or history.streak >= policy.replace_process_after:
-        return "replace_process"
-    return "in_process"
+    return "replace_process" if replaced else "in_process"
 
 
 def _charge(policy: Policy, history: History, root: FaultReport, now_s: float, *, costly: bool) -> Decision | None:

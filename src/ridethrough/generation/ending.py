@@ -90,7 +90,7 @@ class Ending(JobState):
         worker = self.members.worker(root.worker)
         if decision.rung == "replace_node" and root.fault_class not in ("node_loss", "preemption"):
             self._evict(root.node)
-        elif decision.rung == "replace_process" and worker is not None:
+        elif decision.replace_root and worker is not None:
             self._kill(worker, decision.why)
         return True
 
@@ -127,9 +127,14 @@ class Ending(JobState):
     # --- in a planned way ---------------------------------------------------------------------------------------------
 
     @property
+    def stopping(self) -> bool:
+        """The job is to end in a planned way."""
+        return self._planned is not None and self._planned.code is not None
+
+    @property
     def stop_agreed(self) -> bool:
         """The ranks agreed on the last step of a planned stop."""
-        return self._planned is not None and self._planned.code is not None and self._planned.agreed
+        return self._planned is not None and self.stopping and self._planned.agreed
 
     def _stop(self, cause: str, code: int, deadline_s: float) -> None:
         """A fault that comes between makes a new generation, which then stops at once: the state is saved anyway."""

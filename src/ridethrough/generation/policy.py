@@ -98,7 +98,7 @@ class Policy(BaseModel):
         15.0, gt=0, description="A process that is not gone so long after its SIGKILL costs its node the place."
     )
     rebuild_limit_s: float = Field(
-        30.0,
+        10.0,
         gt=0,
         description="Who is still making its process group by then is killed and replaced. Grows with the world, and "
         "is at least four times the longest so far.",

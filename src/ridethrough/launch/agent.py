@@ -18,6 +18,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from ridethrough.generation import messages as m
+from ridethrough.generation.exit_codes import ExitCode
 from ridethrough.generation.plan import NodePlan
 from ridethrough.generation.socket_folder import socket_folder, temporary_roots
 from ridethrough.launch import linux
@@ -118,6 +119,10 @@ class NodeAgent:
         )
         self._report(m.NodeRejoined(node=self.node, name=self.name, plan=self._plan, workers=workers))
 
+    def flush(self) -> None:
+        """Has the newest state that only memory holds written."""
+        self._keeper.flush()
+
     def abandon_workers(self, why: str) -> None:
         """Ends every worker; the keeper with its snapshots stays."""
         for worker in list(self._crew.workers.values()):
@@ -211,7 +216,7 @@ class NodeAgent:
         try:
             endpoint = await self._store.open_patiently()
         except StoreError as error:
-            self._report(m.StopRequested(cause=str(error), code=2, grace_s=0.0))
+            self._report(m.StopRequested(cause=str(error), code=ExitCode.USAGE, grace_s=0.0))
             return
         self._report(m.StoreOpened(serial=serial, endpoint=endpoint))
 

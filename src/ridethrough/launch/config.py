@@ -9,6 +9,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field
 
 from ridethrough.generation.policy import Policy
+from ridethrough.launch.tls import TlsFiles
 
 
 class LaunchConfig(BaseModel):
@@ -32,6 +33,7 @@ class LaunchConfig(BaseModel):
     place: int | None = Field(None, ge=0, description="This node's wish among the places; None: first come.")
     address: str | None = Field(None, description="This node's own address for its peers; None: found out.")
     token: str = Field("", description="Known to every agent and coordinator of the job.", repr=False)
+    tls: TlsFiles | None = Field(None, description="For the connections between agents and coordinator.")
     replicas: int = Field(1, ge=0, le=1, description="Other nodes that hold a copy of each node's newest snapshot.")
     replica_rate: float = Field(0.0, ge=0, description="Bytes per second that a node may send for that; 0: no limit.")
     master_port: int = Field(0, ge=0, le=65535, description="Port of the first store; 0 takes a free one.")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ridethrough.generation import messages as m
+from ridethrough.generation.exit_codes import ExitCode
 from ridethrough.generation.faults import FaultReport
 from ridethrough.generation.machine import GenerationMachine
 from ridethrough.launch.epoch import ClaimLost, check_claim
@@ -33,6 +34,7 @@ class Coordinator:
         self._all_out_ns: int | None = None
         self._inquest = Inquest(lambda ask: self.deliver(ask.node, ask), self._convicted)
         self.last_incident: m.IncidentDecided | None = None
+        self.deposed = ""
         self.done: asyncio.Future[m.JobDone] = asyncio.get_running_loop().create_future()
 
     def post(self, event: m.Event) -> None:
@@ -92,9 +94,10 @@ class Coordinator:
             self.deliver(action.node, action)
 
     def _stand_down(self, why: str) -> None:
-        """Another coordinator plans now: this one says nothing more to anybody."""
+        """Another coordinator plans now: this one says nothing more to anybody (`deposed` says why)."""
+        self.deposed = why
         if not self.done.done():
-            self.done.set_result(m.JobDone(code=80, reason=why))
+            self.done.set_result(m.JobDone(code=ExitCode.RESTARTS_EXHAUSTED, reason=why))
 
     def _record_plan(self) -> None:
         plan = self.machine.plan

@@ -9,9 +9,11 @@ import sys
 import time
 from typing import Literal
 
+from ridethrough.generation.exit_codes import ExitCode
 from ridethrough.generation.wire import WireError
 from ridethrough.launch import ports
 from ridethrough.launch.channel import Channel
+from ridethrough.launch.tls import TlsFiles
 
 _PORT_WAIT_S = 8.0
 _PAUSE_S = 0.25
@@ -26,7 +28,9 @@ class EndpointError(Exception):
         self.code = code
 
 
-async def settle(host: str, port: int, *, may_host: bool, must_host: bool, limit_s: float) -> Literal["host", "join"]:
+async def settle(
+    host: str, port: int, *, may_host: bool, must_host: bool, limit_s: float, tls: TlsFiles | None
+) -> Literal["host", "join"]:
     """Waits until the name resolves (at most `limit_s`); a port that something else holds is waited for a little.
 
     "host" if the name is this machine's and the port is free. Raises EndpointError.
@@ -42,7 +46,9 @@ async def settle(host: str, port: int, *, may_host: bool, must_host: bool, limit
                 print(f"ridethrough: {host} is not resolvable ({_reason(error)}); trying again", file=sys.stderr)
                 told = True
             if time.monotonic() - began_s > limit_s:
-                raise EndpointError(f"{host} is not resolvable after {limit_s:.0f} s: {_reason(error)}", 80) from error
+                raise EndpointError(
+                    f"{host} is not resolvable after {limit_s:.0f} s: {_reason(error)}", ExitCode.RESTARTS_EXHAUSTED
+                ) from error
             await asyncio.sleep(_PAUSE_S)
             continue
         answer = _try_to_bind(addresses) if may_host else "elsewhere"
@@ -51,12 +57,12 @@ async def settle(host: str, port: int, *, may_host: bool, must_host: bool, limit
         if answer == "elsewhere" and not must_host:
             return "join"
         if answer == "elsewhere":
-            raise EndpointError(f"is_host: {host} is no address of this machine", 2)
-        if not must_host and await _coordinator_answers(host, port):
+            raise EndpointError(f"is_host: {host} is no address of this machine", ExitCode.USAGE)
+        if not must_host and await _coordinator_answers(host, port, tls):
             return "join"
         held_since_s = held_since_s or time.monotonic()
         if time.monotonic() - held_since_s > _PORT_WAIT_S:
-            raise EndpointError(f"port {port} of {host} is in use by {ports.holder(port)}", 2)
+            raise EndpointError(f"port {port} of {host} is in use by {ports.holder(port)}", ExitCode.USAGE)
         await asyncio.sleep(_PAUSE_S)
 
 
@@ -80,9 +86,10 @@ def _try_to_bind(addresses: list[tuple[int, str, int]]) -> Literal["free", "in u
     return "elsewhere"
 
 
-async def _coordinator_answers(host: str, port: int) -> bool:
+async def _coordinator_answers(host: str, port: int, tls: TlsFiles | None) -> bool:
+    context = tls.client() if tls is not None else None
     try:
-        reader, writer = await asyncio.wait_for(asyncio.open_connection(host, port), _PROBE_S)
+        reader, writer = await asyncio.wait_for(asyncio.open_connection(host, port, ssl=context), _PROBE_S)
     except (OSError, asyncio.TimeoutError):
         return False
     channel = Channel(reader, writer)

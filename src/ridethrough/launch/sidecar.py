@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from ridethrough.generation import messages as m
+from ridethrough.generation.exit_codes import ExitCode
 from ridethrough.generation.faults import FaultReport
 from ridethrough.generation.handshake import read_token
 from ridethrough.generation.machine import GenerationMachine
@@ -99,9 +100,9 @@ class Sidecar:
                 await asyncio.wait_for(self._left.wait(), 0.2)
             everybody_left = bool(self._members) and all(member.gone for member in self._members.values())
             if everybody_left and (self._coordinator is None or self._config["num_nodes"] == 1):
-                self._end(m.JobDone(code=80, reason="all ranks of this node are gone"))
+                self._end(m.JobDone(code=ExitCode.RESTARTS_EXHAUSTED, reason="all ranks of this node are gone"))
             if not self._members and time.monotonic() - begun > _GATHER_LIMIT_S:
-                self._end(m.JobDone(code=80, reason="no rank came"))
+                self._end(m.JobDone(code=ExitCode.RESTARTS_EXHAUSTED, reason="no rank came"))
         done = self._done.result()
         for member in self._members.values():
             self._tell(member, {"t": "done", "code": done.code})

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from ridethrough.generation import messages as m
+from ridethrough.generation.exit_codes import ExitCode
 from ridethrough.launch.config import LaunchConfig
 
 PARENT_GONE = signal.SIGRTMAX - 5  # the kernel sends it when our parent ends, and perhaps once for each of its threads
@@ -64,8 +65,12 @@ class StopSignals:
         else:
             self.again.set()
             _say(f"ridethrough: {sig.name} again: the end")
-        code = 82 if sig in _NOTICES else 128 + sig
-        self._post(m.StopRequested(cause=sig.name, code=code, grace_s=self._config.policy.stop_grace_s))
+        self._post(m.StopRequested(cause=sig.name, code=stop_code(sig), grace_s=self._config.policy.stop_grace_s))
+
+
+def stop_code(sig: signal.Signals) -> int:
+    """The exit code of a launch that this signal has ended."""
+    return ExitCode.PREEMPTED if sig in _NOTICES else 128 + sig
 
 
 def _say(line: str) -> None:

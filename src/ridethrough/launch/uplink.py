@@ -14,6 +14,7 @@ from ridethrough.generation import messages as m
 from ridethrough.generation.wire import WireError
 from ridethrough.launch.channel import Channel
 from ridethrough.launch.outbox import Inbox, Outbox
+from ridethrough.launch.tls import TlsFiles, is_refusal
 
 _BEAT_S = 1.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
@@ -34,12 +35,14 @@ class Uplink:
         port: int,
         token: str,
         *,
+        tls: TlsFiles | None = None,
         on_welcome: Callable[[dict[str, Any], str], None],
         hello: Callable[[], dict[str, Any]],
         on_unknown: Callable[[], None],
         on_action: Callable[[m.Action], None],
     ) -> None:
         self._token = token
+        self._tls = tls.client() if tls is not None else None
         self._on_welcome, self._hello = on_welcome, hello
         self._on_unknown, self._on_action = on_unknown, on_action
         self._channel: Channel | None = None
@@ -69,6 +72,9 @@ class Uplink:
                 return
             except (OSError, WireError, LookupError, asyncio.TimeoutError) as error:
                 self.trouble = str(error) or type(error).__name__
+                if is_refusal(error):
+                    self.refused = f"no TLS with the coordinator, is its certificate of the same --tls-ca? {error}"
+                    return
                 if self.lost_since_s is None:
                     print(f"ridethrough: the coordinator is not reachable: {error}", file=sys.stderr)
             if self.lost_since_s is None:
@@ -78,7 +84,9 @@ class Uplink:
 
     async def _session(self) -> None:
         # The name is resolved anew at each attempt: behind it may be another pod than a minute ago.
-        reader, writer = await asyncio.wait_for(asyncio.open_connection(*self.endpoint, family=socket.AF_UNSPEC), 5.0)
+        reader, writer = await asyncio.wait_for(
+            asyncio.open_connection(*self.endpoint, family=socket.AF_UNSPEC, ssl=self._tls), 5.0
+        )
         channel = Channel(reader, writer)
         beat: asyncio.Task[None] | None = None
         try:

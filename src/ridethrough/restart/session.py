@@ -17,6 +17,7 @@ from typing import Any, NoReturn, TypeVar
 import torch
 
 from ridethrough import checkpoint
+from ridethrough.generation.exit_codes import REPLACE_ME
 from ridethrough.health.heartbeat import STACK_SIGNAL, HeartbeatPage
 from ridethrough.ledger.recorder import Recorder
 from ridethrough.restart import gate, loaders, script_groups
@@ -31,7 +32,6 @@ from ridethrough.restart.run_object import Run
 from ridethrough.restart.well import Wellness
 
 _T = TypeVar("_T")
-_REPLACE_ME = 71  # exit code of a process that must not enter again and that its agent did not kill in time
 _KILL_WAIT_S = 10.0
 _PLAN_WAIT_S = 5.0
 
@@ -124,7 +124,7 @@ class Session:
         print(f"ridethrough: this process is replaced: {why}", flush=True)
         self._link.send({"t": "replace", "why": why})
         time.sleep(_KILL_WAIT_S)
-        os._exit(_REPLACE_ME)
+        os._exit(REPLACE_ME)  # the agent did not kill it in time
 
     def _enter(self, place: Place) -> None:
         os.environ.update(

@@ -1,0 +1,61 @@
+"""What it takes to host a job's coordinator, beside an agent or alone: the machine, the server, the run's records."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from ridethrough.generation import messages as m
+from ridethrough.generation.machine import GenerationMachine
+from ridethrough.launch.config import LaunchConfig
+from ridethrough.launch.coordinator import Coordinator
+from ridethrough.launch.epoch import claim_epoch
+from ridethrough.launch.last_words import last_words
+from ridethrough.launch.server import CoordinatorServer
+from ridethrough.ledger.recorder import Recorder
+from ridethrough.ledger.rundir import RunDir
+
+GOODBYE_LIMIT_S = 20.0
+
+
+class HostedJob:
+    """Claims the run's next epoch. `server` is None until `listen`. One event loop, one thread."""
+
+    def __init__(self, config: LaunchConfig, run: RunDir, role: Literal["agent", "coordinator"]) -> None:
+        self._config, self._run = config, run
+        self.recorder = Recorder(run.path, role)
+        self.machine = GenerationMachine(
+            num_workers=config.num_workers,
+            min_nodes=config.min_nodes,
+            max_nodes=config.max_nodes,
+            policy=config.policy,
+            epoch=claim_epoch(run.path),
+        )
+        self.coordinator = Coordinator(self.machine, self.recorder, run.path)
+        self.server: CoordinatorServer | None = None
+
+    async def listen(self) -> int:
+        """Lets agents in at the endpoint; returns the port. Raises OSError if it is taken."""
+        config = self._config
+        assert config.endpoint is not None
+        welcome = {"epoch": self.machine.epoch, "run_id": self._run.run_id, "num_workers": config.num_workers}
+        self.server = CoordinatorServer(self.coordinator, config.token, welcome, config.policy.lease_s)
+        return await self.server.start(*config.endpoint, config.tls.server() if config.tls is not None else None)
+
+    def begin(self) -> None:
+        """Time begins for the job."""
+        config = self._config
+        slots = config.num_workers * config.max_nodes
+        self.recorder.emit(
+            "job_start",
+            slots=slots,
+            nodes=config.max_nodes,
+            run_id=self._run.run_id,
+            policy=config.policy.changed(),
+        )
+
+    def end(self, done: m.JobDone) -> int:
+        """Closes the records and says how it ended; returns the exit code."""
+        self.recorder.emit("job_end", code=done.code, reason=done.reason)
+        self._run.finish(done.code, done.reason)
+        last_words(self.coordinator.last_incident, done)
+        return done.code
