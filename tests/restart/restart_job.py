@@ -38,7 +38,7 @@ class Result:
 
     def spawns(self) -> dict[int, int]:
         """Rank -> how many processes held it."""
-        return dict(Counter(e["rank"] for e in self.of("worker_spawn")))
+        return dict(Counter(e["rank"] for e in self.of("worker_spawn") if e["rank"] is not None))
 
     def notes(self) -> dict[int, dict[str, Any]]:
         """Rank -> what it noted at its end."""

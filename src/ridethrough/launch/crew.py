@@ -16,6 +16,7 @@ from ridethrough.generation.faults import FaultReport
 from ridethrough.health.heartbeat import HeartbeatPage
 from ridethrough.launch import linux
 from ridethrough.launch.config import LaunchConfig
+from ridethrough.launch.console import Console
 from ridethrough.launch.early import EarlySight
 from ridethrough.launch.environment import rank_environment, with_local_rank
 from ridethrough.launch.forker import Forker
@@ -60,6 +61,7 @@ class Crew:
         self._reserve = Reserve(self._forker, config.spares, config.preload, env, self._record)
         self._memory = MemoryGuard(self.workers, self._end_starved)
         self._early = EarlySight(self.workers, self._dying)
+        self._console = Console()
         self._stopping = False
 
     async def open(self) -> None:
@@ -80,7 +82,7 @@ class Crew:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(before.gone.wait(), _GONE_LIMIT_S)
         page = HeartbeatPage(self._folder / f"heartbeat-{spawn.worker}", create=True)
-        log = WorkerLog(self._config, self._logs, spawn.rank, spawn.local_rank)
+        log = WorkerLog(self._config, self._logs, spawn.rank, spawn.local_rank, self._console)
         log.begin(spawn.restarts)
         worker = WorkerProcess(spawn.worker, spawn.rank, spawn.local_rank, page, log)
         self.workers[worker.id] = worker
@@ -152,6 +154,7 @@ class Crew:
         self._forker.stop()
         linux.kill_tree(-1, self._mark)
         self.reap_adopted(frozenset())
+        self._console.tell()
 
     def reap_adopted(self, helpers: frozenset[int]) -> None:
         """Waits for orphans that became our children; our own workers and helpers are waited for elsewhere."""

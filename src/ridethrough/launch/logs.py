@@ -10,6 +10,7 @@ from collections import deque
 from pathlib import Path
 
 from ridethrough.launch.config import LaunchConfig
+from ridethrough.launch.console import Console
 
 _TAIL_LINES = 60
 _CHUNK = 1 << 16
@@ -22,8 +23,9 @@ class WorkerLog:
     does), then `g<generation>-rank<r>.log`. None is ever written over.
     """
 
-    def __init__(self, config: LaunchConfig, folder: Path | None, rank: int, local_rank: int) -> None:
+    def __init__(self, config: LaunchConfig, folder: Path | None, rank: int, local_rank: int, console: Console) -> None:
         self._config = config
+        self._console = console
         self._folder = folder
         self._rank = rank
         self._local_rank = local_rank
@@ -88,7 +90,7 @@ class WorkerLog:
         if any(word in text for word in self._config.filters.get(name, ())):
             self._duplicate(f"filtered-std{name}.log", text)
         if self._is_shown(name):
-            print(f"{self._prefix()}{text}", file=sys.stderr if is_error else sys.stdout, flush=True)
+            self._console.show(self._prefix(), text, is_error=is_error)
 
     def _is_shown(self, stream: str) -> bool:
         config = self._config

@@ -32,6 +32,7 @@ from ridethrough.generation.policy import Policy
 from ridethrough.generation.wire import Decoder, WireError, encode
 from ridethrough.health.heartbeat import HeartbeatPage
 from ridethrough.launch.config import LaunchConfig
+from ridethrough.launch.console import Console
 from ridethrough.launch.coordinator import Coordinator
 from ridethrough.launch.epoch import claim_epoch
 from ridethrough.launch.evidence import Evidence
@@ -272,7 +273,7 @@ class Sidecar:
             return {"t": "refused", "why": f"local rank {local_rank} has joined already: is the job started twice?"}
         worker = f"side-{rank}"
         page = HeartbeatPage(self._folder / f"heartbeat-{worker}", create=True)
-        unread = WorkerLog(LaunchConfig(command=[], echo=False), None, rank, local_rank)
+        unread = WorkerLog(LaunchConfig(command=[], echo=False), None, rank, local_rank, Console())
         process = WorkerProcess(worker, rank, local_rank, page, unread, pid=pid)
         process.pidfd = os.pidfd_open(pid)
         self._members[local_rank] = Member(f"{socket.gethostname()}/{local_rank}-{pid}", local_rank, process)
