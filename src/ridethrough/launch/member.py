@@ -39,6 +39,7 @@ class Member:
         self._uplink = Uplink(
             *config.endpoint,
             config.token,
+            tls=config.tls,
             on_welcome=self._welcomed,
             hello=self._hello,
             on_unknown=self._unknown,
