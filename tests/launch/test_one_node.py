@@ -35,6 +35,8 @@ def test_a_killed_rank_alone_is_replaced(job: Any, victim: int) -> None:
     assert job.results() == [expected(STEPS, 3)] * 3
     (incident,) = job.events("a", "incident")
     assert (incident["class"], incident["rank"], incident["rung"]) == ("sigkill", victim, "replace_process")
+    said = [line for line in job.text("agent").splitlines() if line.startswith("ridethrough: a worker")]
+    assert not said, "a death is told by its incident alone"
 
 
 def test_an_exception_replaces_nobody(job: Any) -> None:
@@ -44,6 +46,32 @@ def test_an_exception_replaces_nobody(job: Any) -> None:
     assert job.results() == [expected(STEPS, 3)] * 3
     (incident,) = job.events("a", "incident")
     assert (incident["class"], incident["rung"], incident["step"]) == ("exception", "in_process", 10)
+
+
+STUCK = """
+import ctypes, json, os, sys
+import ridethrough as rt
+def train(run):
+    with open(sys.argv[1], "a") as file:
+        file.write(json.dumps({"generation": run.generation, "rank": run.rank, "pid": os.getpid()}) + "\\n")
+    for step in run.steps(0, 3):
+        if run.generation == 1 and step == 2 and run.rank == 2:
+            ctypes.PyDLL(None).sleep(60)  # holds the interpreter: it can be neither told nor interrupted
+        if run.generation == 1 and step == 2 and run.rank == 1:
+            raise ValueError("the root")
+rt.run(train)
+"""
+
+
+def test_a_stuck_rank_is_replaced_and_takes_nobody_with_it(job: Any) -> None:
+    script = job.folder / "stuck.py"
+    script.write_text(STUCK)
+    args = ["run", "--nproc-per-node", "3", "--runs", "runs", "--run-id", "a", str(script)]
+    assert job.run(*args, str(job.out / "entered.jsonl")) == 0, job.text()
+    before, after = pids(job, 1), pids(job, 2)
+    assert {rank for rank in before if before[rank] != after[rank]} == {2}
+    (incident,) = job.events("a", "incident")
+    assert (incident["class"], incident["rank"], incident["rung"]) == ("exception", 1, "replace_process")
 
 
 def test_killed_again_and_again(job: Any) -> None:

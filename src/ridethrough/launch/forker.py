@@ -32,10 +32,11 @@ class Spare:
         """Makes it a worker that runs `command` in `cwd` with `env`. Raises OSError if it is gone."""
         message = encode(assignment)
         with self.channel as channel:
-            sent = socket.send_fds(channel, [message], [out, err])
+            rest = message[socket.send_fds(channel, [message], [out, err]) :]
+            if not rest:
+                return  # it may have begun already, and closed its end
             try:
-                loop = asyncio.get_running_loop()
-                await asyncio.wait_for(loop.sock_sendall(channel, message[sent:]), _ASSIGN_LIMIT_S)
+                await asyncio.wait_for(asyncio.get_running_loop().sock_sendall(channel, rest), _ASSIGN_LIMIT_S)
             except asyncio.TimeoutError as error:
                 raise OSError(f"process {self.pid} does not take its assignment") from error
 
