@@ -260,23 +260,54 @@ def test_b18_what_ranks_started_is_gone_after_each_attempt(job: Any) -> None:
         job,
         "import os, subprocess, sys\n"
         "again = os.environ['TORCHELASTIC_RESTART_COUNT'] != '0'\n"
-        "mark = 'MARK=' + os.environ['JOB_MARK']\n"
+        "seconds = '97531.' + str(int(os.environ['JOB_MARK'], 16) % 10**9)\n"  # other jobs' tests run beside it
         "def sleepers():\n"
         "    found = []\n"
         "    for pid in filter(str.isdigit, os.listdir('/proc')):\n"
         "        try: words = open(f'/proc/{pid}/cmdline').read().split('\\0')\n"
         "        except OSError: continue\n"
-        "        if words[:2] == ['sleep', '97531'] and pid not in found: found.append(pid)\n"
+        "        if words[:2] == ['sleep', seconds] and pid not in found: found.append(pid)\n"
         "    return found\n"
         "if again: open(sys.argv[1] + '/left.' + os.environ['RANK'], 'w').write(' '.join(sleepers()))\n"
         "import time; time.sleep(1)\n"
-        "subprocess.Popen(['sleep', '97531'], start_new_session=True)\n"
-        "subprocess.Popen(['sh', '-c', 'sleep 97531 & exit 0'])\n"
+        "subprocess.Popen(['sleep', seconds], start_new_session=True)\n"
+        "subprocess.Popen(['sh', '-c', f'sleep {seconds} & exit 0'])\n"
         "time.sleep(0.3)\n"
         "if os.environ['RANK'] == '1' and not again: os._exit(3)\n",
     )
     assert job.run(*options("a"), train, str(job.out)) == 0, job.text()
     assert [p.read_text() for p in job.out.glob("left.*")] == ["", ""]
+
+
+B23 = """
+import json, os, sys, torch, torch.distributed as dist
+import ridethrough as rt
+def train(run):
+    for step in run.steps(run.generation, 22):
+        if run.generation == 1 and step < 4:
+            continue  # a script that fails before it has done anything is not started again
+        if run.generation % 2 and run.rank == 1:
+            raise ValueError(f"between init and all_reduce, {run.generation}")
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        with open(f"{sys.argv[1]}/sums.{run.rank}", "a") as file:
+            file.write(json.dumps([run.generation, total.item(), os.getpid()]) + "\\n")
+        if run.generation < 20:
+            raise ValueError(f"after it, {run.generation}")
+rt.run(train)
+"""
+
+
+def test_b23_a_group_made_twenty_times_never_meets_an_earlier_one(job: Any) -> None:
+    limits = {"max_no_progress": 99, "max_same_fault": 99, "max_same_before_any_step": 99, "max_rank_faults": 99}
+    policy = job.folder / "policy.json"
+    policy.write_text(json.dumps({**limits, "replace_process_after": 99, "rebuild_limit_s": 60}))
+    assert job.run(*options("a", 2, "--policy", str(policy)), script(job, B23), str(job.out)) == 0, job.text()
+    for rank in range(2):
+        sums = [json.loads(line) for line in (job.out / f"sums.{rank}").read_text().splitlines()]
+        assert [(generation, total) for generation, total, _ in sums] == [(g, 2.0) for g in range(2, 21, 2)]
+        assert len({pid for *_, pid in sums}) == 1
+    assert [plan["generation"] for plan in job.events("a", "plan")] == list(range(1, 21))
 
 
 def attempts(job: Any, run_id: str) -> int:
