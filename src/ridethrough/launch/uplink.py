@@ -17,6 +17,7 @@ from ridethrough.launch.outbox import Inbox, Outbox
 from ridethrough.launch.tls import TlsFiles, is_refusal
 
 _BEAT_S = 1.0
+_PATIENCE_S = 10.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 
 
@@ -50,6 +51,7 @@ class Uplink:
         self._inbox = Inbox()
         self._epoch = -1
         self.lost_since_s: float | None = time.monotonic()
+        self._told = False
         self.refused = ""
         self.trouble = "not tried yet"
         self.endpoint = (host, port)
@@ -75,12 +77,18 @@ class Uplink:
                 if is_refusal(error):
                     self.refused = f"no TLS with the coordinator, is its certificate of the same --tls-ca? {error}"
                     return
-                if self.lost_since_s is None:
-                    print(f"ridethrough: the coordinator is not reachable: {error}", file=sys.stderr)
+                self._say_once()
             if self.lost_since_s is None:
                 self.lost_since_s = time.monotonic()
             await asyncio.sleep(pause_s)
             pause_s = min(_LONGEST_PAUSE_S, pause_s * 2)
+
+    def _say_once(self) -> None:
+        """A connection that broke is told at once, one that does not come at the start after a while."""
+        if self.lost_since_s is None or (not self._told and time.monotonic() - self.lost_since_s > _PATIENCE_S):
+            self._told = True
+            host, port = self.endpoint
+            print(f"ridethrough: the coordinator at {host}:{port} is not reachable: {self.trouble}", file=sys.stderr)
 
     async def _session(self) -> None:
         # The name is resolved anew at each attempt: behind it may be another pod than a minute ago.
@@ -109,6 +117,7 @@ class Uplink:
             self._epoch = welcome["epoch"]
             self._channel = channel
             self.lost_since_s = None
+            self._told = False
             if resume["known"]:
                 for message in self._outbox.after(resume["heard"]):
                     channel.send(message)
