@@ -81,6 +81,7 @@ def test_an_environment_of_a_megabyte_arrives(tmp_path: Path) -> None:
 
 
 @pytest.mark.ranks
+@pytest.mark.timeout(90)
 def test_a_zygote_that_dies_again_and_again_is_done_without(tmp_path: Path) -> None:
     async def use(reserve: Reserve, start: Start) -> None:
         forker = reserve._forker

@@ -71,7 +71,7 @@ class Forker:
         self._channel = ours
         self._decoder = Decoder()
         loop = asyncio.get_running_loop()
-        if self._ready is None or self._ready.done():
+        if self._ready is None:
             self._ready = loop.create_future()
         loop.add_reader(ours, self._read)
 
@@ -181,8 +181,11 @@ class Forker:
             if not answer.done():
                 answer.set_exception(OSError(why))
         self._waiting.clear()
+        if self._ready is None or self._ready.done():
+            self._ready = asyncio.get_running_loop().create_future()
         if self._num_deaths < _MOST_DEATHS:
             print(f"ridethrough: {why}; starting another", file=sys.stderr)
             self.start()
-        elif self._ready is not None and not self._ready.done():
+        else:
+            print(f"ridethrough: {why} {_MOST_DEATHS} times; workers are executed from now on", file=sys.stderr)
             self._ready.set_result(False)
