@@ -149,6 +149,20 @@ def test_a_notice_without_a_coordinator_ends_the_node_within_its_grace(job: Any)
     assert [job.wait(a) for a in agents] == [82, 82], job.text()
 
 
+def test_a_notice_reaches_the_coordinator_that_comes_next(job: Any) -> None:
+    cluster = Cluster(job, "2", 5000, "--stop-grace", "40")
+    coordinator = cluster.coordinator()
+    agents = [cluster.agent("a"), cluster.agent("b")]
+    wait_until(lambda: job.last_step() >= 3, lambda: f"no steps:\n{job.text()}")
+    coordinator.send_signal(signal.SIGKILL)
+    coordinator.wait()
+    for agent in agents:
+        agent.send_signal(signal.SIGTERM)
+    assert job.wait(cluster.coordinator()) == 82, job.text()
+    assert [job.wait(a) for a in agents] == [82, 82], job.text()
+    assert len({e["step"] for e in job.events("a", "finish")}) == 1
+
+
 def test_a_restarted_coordinator_still_recovers_a_killed_rank(job: Any) -> None:
     cluster = Cluster(job, "2", 200)
     coordinator = cluster.coordinator()

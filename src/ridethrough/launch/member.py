@@ -35,6 +35,7 @@ class Member:
         self._starter: asyncio.Task[None] | None = None
         self._done: asyncio.Future[m.JobDone] = asyncio.get_running_loop().create_future()
         self._stop_agreed = False
+        self._request: m.StopRequested | None = None
         self._stop = StopSignals(config, self._stop_requested)
         self._uplink = Uplink(
             *config.endpoint,
@@ -66,10 +67,17 @@ class Member:
             return
         if self._agent is None or self._stop.again.is_set():
             self._done.set_result(m.JobDone(code=request.code, reason=f"stopped by {request.cause}"))
-        elif request.code == ExitCode.PREEMPTED:
-            self._uplink.send(m.Notice(node=self._agent.node, cause=request.cause, grace_s=request.grace_s))
         else:
-            self._uplink.send(request)
+            self._request = request
+            self._pass_on(self._agent)
+
+    def _pass_on(self, agent: NodeAgent) -> None:
+        """The request to stop, if there was one: now, and to a coordinator that has come since."""
+        request, grace_s = self._request, self._stop.grace_left_s()
+        if request is not None and request.code == ExitCode.PREEMPTED:
+            self._uplink.send(m.Notice(node=agent.node, cause=request.cause, grace_s=grace_s))
+        elif request is not None:
+            self._uplink.send(request.model_copy(update={"grace_s": grace_s}))
 
     def _welcomed(self, welcome: dict[str, Any], address: str) -> None:
         if self._agent is None:
@@ -89,6 +97,7 @@ class Member:
             self._starter.add_done_callback(lambda task: start_failed(task, self._done))
         else:
             self._agent.join()
+            self._pass_on(self._agent)
 
     def _act(self, action: m.Action) -> None:
         if isinstance(action, m.JobDone):
