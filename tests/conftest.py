@@ -1,6 +1,7 @@
-"""After any test, passed or failed, no process of it is left.
+"""After any test, passed or failed: no process of it is left, and if it had real ranks, the ledger of each run that it
+left adds up to the wall, to the nanosecond.
 
-Except the keeper of this very process: it serves every Checkpointer here and ends with pytest.
+The keeper of this very process may stay: it serves every Checkpointer here and ends with pytest.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from ridethrough.ledger.reading import LedgerError
+from ridethrough.ledger.summary import read_run
 
 _LIMIT_S = 20.0
 
@@ -46,3 +50,16 @@ def no_process_left() -> Iterator[None]:
                 os.kill(pid, signal.SIGKILL)
             pytest.fail(f"processes are left: {left}")
         time.sleep(0.05)
+
+
+@pytest.fixture(autouse=True)
+def every_run_adds_up(request: pytest.FixtureRequest) -> Iterator[None]:
+    ranks = request.node.get_closest_marker("ranks") is not None and "tmp_path" in request.fixturenames
+    folder = request.getfixturevalue("tmp_path") if ranks else None
+    yield
+    for description in folder.rglob("run.json") if folder is not None else ():
+        try:
+            read_run(description.parent)  # raises if a nanosecond of a slot is missing, or there twice
+        except LedgerError as error:
+            if "no events" not in str(error) and "no event names a rank" not in str(error):
+                raise
