@@ -34,13 +34,8 @@ def test_all_tables(tmp_path: Path) -> None:
     assert states["step"] == ["10.000", "54.05%"] and states["lost_step"] == ["3.000", "16.22%"]
     assert ["sum", "18.500", "100.00%", "= wall x slots, to the nanosecond"] in rows
     assert any("training goodput" in row[0] and "54.05%" in row[0] for row in rows)
-    incident = next(row for row in rows if row[0] == "open-0-0")
-    assert incident[1:4] == ["exception", "0", "0"] and incident[6:12] == [
-        "0.50 s",
-        "1.50 s",
-        "6.00 s",
-        "8.00 s",
-        "4",
-        "3",
-    ]
+    incident = next(line.split() for line in out.getvalue().splitlines() if line.startswith("open-0-0 "))
+    assert incident[:4] == ["open-0-0", "exception", "0", "0"] and incident[4:8] == ["forward", "of", "step", "8"]
+    assert incident[8:] == ["open", "0.50", "s", "6.00", "s", "8.00", "s", "3"]
+    assert "open-0-0: boom" in out.getvalue()
     assert ["val loss", "4.500000"] in rows

@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Mapping
 from typing import Any
 
-_PACKAGES = ("torch", "numpy", "nvidia-resiliency-ext", "torchft-nightly")
+_PACKAGES = ("torch", "numpy", "nvidia-resiliency-ext", "torchft", "torchft-nightly")
 _CODE = """
 import importlib.metadata as m, json, platform
 found = {"python": platform.python_version()}

@@ -47,11 +47,13 @@ class Outcome:
 
 
 class Simulation:
-    """One run. Failures are drawn by `seed` from the fleet's rates, or `planned` ones strike, or both."""
+    """One run. Failures are drawn by `seed` from the fleet's rates, or `planned` ones strike, or both. Whatever the
+    mechanism, the drawn ones strike at the same moments and are of the same kinds."""
 
     def __init__(self, fleet: Fleet, mechanism: Mechanism, seed: int = 0, planned: Sequence[Planned] = ()) -> None:
         self.fleet, self.mechanism = fleet, mechanism
-        self.random = random.Random(seed)
+        self._fate = random.Random(seed)
+        self._victims = random.Random(seed + 1)
         self.planned = sorted(planned, key=lambda fault: fault.step)
         self.saver = Saver(mechanism.saving)
         self.events: list[Event] = []
@@ -61,7 +63,7 @@ class Simulation:
         self.failures: dict[str, int] = {}
         kind = MachineRecovery if mechanism.rungs else WholeJobRecovery
         self.recovery: MachineRecovery | WholeJobRecovery = kind(fleet, mechanism)
-        self._next_s = self._draw_gap()
+        self._next_s, self._next_kind = self._draw(0.0)
 
     def run(self) -> Outcome:
         """Until all steps are done, the time is over, or the policy gives up."""
@@ -115,8 +117,7 @@ class Simulation:
                 if due is not None and planned_s <= self._next_s:
                     self.planned.pop(0)
                     return due.kind
-                self._next_s = self.now_s + self._draw_gap()
-                return self._draw_kind()
+                return self._strikes()
             self.now_s = begun_s + took_s
             self.step += 1
             t0_ns, t1_ns = round(begun_s * NS), round(self.now_s * NS)
@@ -138,13 +139,12 @@ class Simulation:
         fault_s, generation = self.now_s, self.generation
         self.failures[kind] = self.failures.get(kind, 0) + 1
         self.recovery.progressed(self.step, fault_s)
-        found = self.recovery.recover(kind, fault_s, self.step, self.random)
+        found = self.recovery.recover(kind, fault_s, self.step, self._victims)
         while self._next_s < found.called_s and found.ended is None:
             # Another failure before the training function is called again: that recovery begins anew.
-            again_s, again = self._next_s, self._draw_kind()
-            self._next_s = again_s + self._draw_gap()
+            again_s, again = self._next_s, self._strikes()
             self.failures[again] = self.failures.get(again, 0) + 1
-            following = self.recovery.recover(again, max(again_s, self.recovery.known_s), self.step, self.random)
+            following = self.recovery.recover(again, max(again_s, self.recovery.known_s), self.step, self._victims)
             found = found.joined(following)
         report = {"generation": generation, "rank": 0, "class": kind, "phase": "step", "step": self.step + 1}
         report |= {"cause": kind, "detected_by": "user", "fault_ns": round(fault_s * NS), "root": True, "pid": 0}
@@ -156,13 +156,18 @@ class Simulation:
         self.now_s = found.called_s
         return found.ended
 
-    def _draw_gap(self) -> float:
-        mean = self.fleet.mtbf_s
-        return self.random.expovariate(1 / mean) if mean != float("inf") else float("inf")
+    def _strikes(self) -> str:
+        """The kind of the drawn failure that is due now; the next one is drawn."""
+        kind = self._next_kind
+        self._next_s, self._next_kind = self._draw(self._next_s)
+        return kind
 
-    def _draw_kind(self) -> str:
+    def _draw(self, after_s: float) -> tuple[float, str]:
         kinds = sorted(self.fleet.rates)
-        return self.random.choices(kinds, [self.fleet.rates[kind] for kind in kinds])[0]
+        if self.fleet.mtbf_s == float("inf"):
+            return float("inf"), ""
+        gap_s = self._fate.expovariate(1 / self.fleet.mtbf_s)
+        return after_s + gap_s, self._fate.choices(kinds, [self.fleet.rates[kind] for kind in kinds])[0]
 
     # --- the end -----------------------------------------------------------------------------------------------------
 

@@ -61,7 +61,10 @@ def metrics(
         fail(f"{root} is no folder of runs: name one with --runs DIR, or start a run first")
     scraper = Scraper(root, find(runs, run) if run is not None else None)
     if listen is None:
-        sys.stdout.write(scraper.scrape())
+        text = scraper.scrape()
+        sys.stdout.write(text)
+        if not text:
+            print(f"no run of {root} lives or ended in the last minute, so there is no series", file=sys.stderr)
         return
     server = _server(listen, scraper)
     host, port = server.server_address[:2]

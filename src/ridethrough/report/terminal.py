@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-from rich.console import Console
+from rich.console import Console, Group
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from ridethrough.ledger.history import History
 from ridethrough.ledger.incidents import Incident
@@ -24,40 +25,19 @@ def print_run(console: Console, ledger: RunLedger) -> None:
     console.print(losses_table(ledger))
 
 
-def incidents_table(found: list[Incident]) -> Table:
-    """One row per incident; times count from the fault."""
-    table = Table(title=f"Incidents ({len(found)})", title_justify="left")
-    for name, justify in (
-        ("id", "left"),
-        ("class", "left"),
-        ("injected", "left"),
-        ("rank", "right"),
-        ("where", "left"),
-        ("rung", "left"),
-        ("detected", "right"),
-        ("all out", "right"),
-        ("first step", "right"),
-        ("caught up", "right"),
-        ("resumed at", "right"),
-        ("lost", "right"),
-        ("root cause", "left"),
-    ):
-        table.add_column(name, justify=justify, no_wrap=name not in ("root cause", "where"))  # type: ignore[arg-type]
+def incidents_table(found: list[Incident]) -> Group:
+    """One row per incident, times counted from the fault; below, each one's root cause."""
+    table = Table(title=f"Incidents ({len(found)})", title_justify="left", box=None, pad_edge=False)
+    numbers = ("rank", "detected", "first step", "caught up", "lost")
+    for name in ("id", "class", "injected", "rank", "where", "rung", "detected", "first step", "caught up", "lost"):
+        table.add_column(name, justify="right" if name in numbers else "left", no_wrap=name != "where")
+    causes = []
     for i in found:
         where = f"{i.phase or '?'} of step {i.step}" if i.step is not None else (i.phase or "-")
-        row = [
-            i.id,
-            i.class_,
-            " ".join(i.injected) or "-",
-            _number(i.rank),
-            where,
-            i.rung or "open",
-            _s(i.detected_s),
-            _s(i.all_out_s),
-        ]
-        row += [_s(i.first_step_s), _s(i.caught_up_s), _number(i.resumed_at), _number(i.steps_lost)]
-        table.add_row(*(escape(cell) for cell in [*row, last_line(i.root_cause)]))
-    return table
+        row = [i.id, i.class_, " ".join(i.injected) or "-", _number(i.rank), where, i.rung or "open", _s(i.detected_s)]
+        table.add_row(*(escape(cell) for cell in [*row, _s(i.first_step_s), _s(i.caught_up_s), _number(i.steps_lost)]))
+        causes.append(Text(f"{i.id}: {last_line(i.root_cause)}", style="dim"))
+    return Group(table, *causes)
 
 
 def ledger_table(part: Partition) -> Table:
