@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
 
 from ridethrough.bench.simulation import simulate
-from ridethrough.bench.simulation_cases import contradictions, published_faults
+from ridethrough.bench.simulation_assumptions import COMMON, FLEETS, Value
+from ridethrough.bench.simulation_cases import best_interval, contradictions, published_faults
 from ridethrough.bench.simulation_model import (
     Fleet,
     Mechanism,
@@ -15,8 +17,6 @@ from ridethrough.bench.simulation_model import (
     Saving,
     Times,
     from_json,
-    spares_needed,
-    young_s,
 )
 from ridethrough.bench.simulation_saver import Saver
 
@@ -102,10 +102,23 @@ def test_drawn_failures_are_those_of_the_seed_and_states_sum_to_the_wall() -> No
     assert 20 < sum(one.num_failures.values()) < 80, "45 are to be expected"
 
 
-def test_formulas() -> None:
-    assert young_s(10.0, 2000.0) == pytest.approx(200.0)
-    assert spares_needed(1 / 3600, 3600.0) == 4, "Poisson with mean 1: P(N > 4) is 0.4 %, P(N > 3) 1.9 %"
-    assert spares_needed(0.0, 3600.0) == 0
+def test_every_mechanism_meets_the_same_failures_and_thebest_interval_is_near_youngs() -> None:
+    """Steps of 5 s, a save that blocks for 10 s, a failure every 1,125 s: Young says 150 s between two saves."""
+    rates = {"exception": 0.15, "sigkill": 0.05}
+    fleet = Fleet(16, rates=rates, horizon_s=2 * 86_400.0)
+    anew = Mechanism("anew", Times(5.0, rebuild_s={"all": 5.0}), Saving("sync", 1, 10.0))
+    ours = Mechanism("ours", Times(5.0, rebuild_s={"in_process": 1.0, "replace_process": 2.0}), Saving(), rungs=True)
+    best, about = best_interval(fleet, anew, seed=3)
+    assert about["young_steps"] == 30 and about["daly_steps"] == 29
+    assert 15 <= about["interval"] <= 60, about
+    assert best.num_failures == simulate(fleet, ours, seed=3).num_failures
+
+
+def test_every_assumption_says_where_it_is_from() -> None:
+    for values in (COMMON, *(model.as_json() for model in FLEETS)):
+        sources = [value.source if isinstance(value, Value) else value["source"] for value in values.values()]
+        assert all(re.match("published|measured|assumed|derived|the product's", source) for source in sources)
+    assert FLEETS[1].step_s == pytest.approx(5.93, abs=0.01)  # Llama 3 405B on 16,384 H100
 
 
 def test_the_published_figures_contradict_themselves() -> None:

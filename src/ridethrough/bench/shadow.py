@@ -23,10 +23,10 @@ from ridethrough.bench.machine import measured_on
 from ridethrough.bench.mechanisms import KubernetesPods, Mechanism, RestartJob, Ridethrough, Torchrun, WorkloadSize
 from ridethrough.bench.place import Place, ended_by_signals
 from ridethrough.bench.recovery_reading import measures
-from ridethrough.bench.simulation_model import young_s
 from ridethrough.faults.injector import OBSERVER, SCHEDULE_VARIABLE
 from ridethrough.faults.schedule import Schedule, by_hand
 from ridethrough.ledger.reading import Event, LedgerError, read_events
+from ridethrough.report.advice import young_s
 
 SHADOWED: dict[str, type[Mechanism]] = {
     "ridethrough": Ridethrough,

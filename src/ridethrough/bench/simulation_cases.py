@@ -7,22 +7,23 @@ table (16 H100, 2,000 steps, a save every 500, 5 faults, seed 42). Llama 3: "The
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from typing import Any
 
-from ridethrough.bench.simulation import simulate
+from ridethrough.bench.simulation import Outcome, simulate
+from ridethrough.bench.simulation_assumptions import COMMON, FLEETS, FleetModel
 from ridethrough.bench.simulation_model import (
     Fleet,
     Mechanism,
     Planned,
     Saving,
     Times,
-    spares_needed,
     with_interval,
-    young_s,
 )
 from ridethrough.faults.schedule import plan
+from ridethrough.report.advice import daly_s, spares_needed, young_s
 
 LLAMA3_PER_GPU_HOUR = 419 / (54 * 24 * 16_384)
 # Table 5 there, by what has to be replaced: 58.7 % are GPUs, memory and other parts of a GPU, 11 % other hardware and
@@ -31,7 +32,6 @@ LLAMA3_PER_GPU_HOUR = 419 / (54 * 24 * 16_384)
 LLAMA3_SHARES = {"node_loss": 0.70, "exception": 0.13, "hang": 0.10, "sigkill": 0.07}
 
 _DETECT = {"exception": 0.05, "sigkill": 0.1, "hang": 5.0, "node_loss": 5.0}
-_DETECT_BY_TIMEOUT = {"exception": 1.0, "sigkill": 1.0, "hang": 60.0, "node_loss": 60.0}
 
 
 def published_faults(steps: int = 2000, world_size: int = 16) -> list[Planned]:
@@ -79,83 +79,85 @@ def _rungs(scale_s: float) -> dict[str, float]:
     return {"in_process": scale_s, "replace_process": 2 * scale_s, "replace_node": 4 * scale_s}
 
 
-FLEETS: dict[int, dict[str, float]] = {
-    # step, state, what storage takes and gives per second (all ranks together), group set-up, start of a whole job
-    1_024: {"step_s": 5.0, "state_gb": 840, "write_gb_s": 50, "read_gb_s": 100, "group_s": 3, "start_s": 120},
-    16_384: {"step_s": 10.0, "state_gb": 5_670, "write_gb_s": 500, "read_gb_s": 1_000, "group_s": 20, "start_s": 300},
-    100_000: {
-        "step_s": 15.0,
-        "state_gb": 14_000,
-        "write_gb_s": 2_000,
-        "read_gb_s": 4_000,
-        "group_s": 60,
-        "start_s": 600,
-    },
-}
-
-
-def fleet_cases(days: dict[int, float], seed: int = 42) -> Iterator[dict[str, Any]]:
-    """Each mechanism on each fleet at Llama 3's failure rate, at its best interval of five around Young's; and the
-    spare nodes that leave a lost one waiting in less than 1 % of the cases."""
-    for num_gpus, about in FLEETS.items():
-        rates = {kind: LLAMA3_PER_GPU_HOUR * share for kind, share in LLAMA3_SHARES.items()}
-        fleet = Fleet(num_gpus, rates=rates, group=1 if num_gpus <= 1_024 else 8, horizon_s=days[num_gpus] * 86_400)
-        losses_per_s = rates["node_loss"] * num_gpus / 3600
-        spares = spares_needed(losses_per_s, fleet.repair_s)
-        fleet = replace(fleet, num_spares=spares)
-        for mechanism in fleet_mechanisms(about):
-            best = _best_interval(fleet, mechanism, seed)
-            outcome = simulate(fleet, best, seed)
+def fleet_cases(days: float | None = None, seed: int = 42) -> Iterator[dict[str, Any]]:
+    """Each mechanism on each fleet at Llama 3's failure rate, all under the same failures, at the best of the intervals
+    around Young's; and the spare nodes that leave a lost one waiting in less than 1 % of the cases."""
+    for model in FLEETS:
+        fleet, spares = llama3_fleet(model, days or model.days)
+        for mechanism in fleet_mechanisms(model):
+            best, intervals = best_interval(fleet, mechanism, seed)
             yield {
                 "group": "fleet",
-                "days": days[num_gpus],
+                "days": days or model.days,
+                "step_s": model.step_s,
                 "mtbf_s": fleet.mtbf_s,
                 "spares_needed": spares,
-                "interval": best.saving.interval,
-                "assumptions": {**about, "rates_per_gpu_hour": rates, "repair_s": fleet.repair_s},
-                **outcome.as_json(),
+                **intervals,
+                **best.as_json(),
             }
 
 
-def fleet_mechanisms(about: dict[str, float]) -> Iterator[Mechanism]:
-    """Ours with and without the memory tier, and the peers' ways, on one fleet."""
-    write_s, read_s = about["state_gb"] / about["write_gb_s"], about["state_gb"] / about["read_gb_s"]
-    step_s, group_s, start_s = about["step_s"], about["group_s"], about["start_s"]
+def llama3_fleet(model: FleetModel, days: float) -> tuple[Fleet, int]:
+    """The fleet with Llama 3's failure rates and the spare nodes that it needs."""
+    rates = {kind: LLAMA3_PER_GPU_HOUR * share for kind, share in LLAMA3_SHARES.items()}
+    repair_s, group = COMMON["repair_s"].value, 1 if model.num_gpus <= 1_024 else 8
+    spares = spares_needed(rates["node_loss"] * model.num_gpus / 3600 * repair_s)
+    fleet = Fleet(model.num_gpus, rates=rates, group=group, horizon_s=days * 86_400, repair_s=repair_s)
+    return replace(fleet, num_spares=spares), spares
+
+
+def fleet_mechanisms(model: FleetModel) -> Iterator[Mechanism]:
+    """Ours with and without the memory tier, and the peers' ways, on one fleet. All make the same groups; all ranks
+    read a checkpoint at once."""
+    common = {name: assumed.value for name, assumed in COMMON.items()}
+    write_s = read_s = model.state_gb / model.storage_gb_s.value
+    step_s, group_s = model.step_s, model.group_s.value
     ours = Times(
         step_s,
-        launch_s=start_s,
-        init_s=group_s / 4,
-        restore_s=1.0,
-        detect_s={**_DETECT, "hang": max(5.0, 4 * step_s)},
-        teardown_s=1.0,
-        # Every mechanism makes the same groups; a warm process and a warm standby node add what was measured.
-        rebuild_s={"in_process": group_s, "replace_process": group_s + 1.5, "replace_node": group_s + 3.0},
+        launch_s=common["job_restart_s"],
+        restore_s=common["memory_restore_s"],
+        detect_s={
+            "exception": common["detect_exception_s"],
+            "sigkill": common["detect_sigkill_s"],
+            "hang": common["detect_hang_steps"] * step_s,
+            "node_loss": common["detect_node_loss_s"],
+        },
+        teardown_s=common["teardown_s"],
+        rebuild_s={
+            "in_process": group_s,
+            "replace_process": group_s + common["replace_process_extra_s"],
+            "replace_node": group_s + common["replace_node_extra_s"],
+        },
     )
-    supersede = Saving("supersede", 1, write_s, memory_every=1, replica_lag=2)
-    yield Mechanism("ridethrough", ours, supersede, rungs=True)
+    lag = int(common["replica_lag_steps"])
+    saving = Saving("supersede", 1, write_s, stage_s=common["save_stall_s"], memory_every=1, replica_lag=lag)
+    yield Mechanism("ridethrough", ours, saving, rungs=True)
     without = replace(ours, restore_s=read_s)
-    yield Mechanism("ridethrough, no memory tier", without, replace(supersede, memory_every=0), rungs=True)
-    everything = replace(without, detect_s=_DETECT_BY_TIMEOUT, teardown_s=5.0)
-    launcher = replace(everything, rebuild_s={"all": group_s + 15.0})
-    yield Mechanism("launcher, asynchronous saves", launcher, Saving("wait", 1, write_s, stage_s=1.0))
-    anew = replace(everything, rebuild_s={"all": group_s + start_s})
-    yield Mechanism("job started anew, asynchronous saves", anew, Saving("wait", 1, write_s, stage_s=1.0))
+    yield Mechanism("ridethrough, no memory tier", without, replace(saving, memory_every=0), rungs=True)
+    soon, late = common["peer_detect_exception_s"], common["peer_detect_hang_s"]
+    detect_s = {"exception": soon, "sigkill": soon, "hang": late, "node_loss": late}
+    everything = replace(without, detect_s=detect_s, teardown_s=common["peer_teardown_s"])
+    launcher = replace(everything, rebuild_s={"all": group_s + common["launcher_restart_s"]})
+    asynchronous = Saving("wait", 1, write_s, stage_s=common["peer_save_stall_s"])
+    yield Mechanism("launcher, asynchronous saves", launcher, asynchronous)
+    anew = replace(everything, rebuild_s={"all": group_s + common["job_restart_s"]})
+    yield Mechanism("job started anew, asynchronous saves", anew, asynchronous)
     yield Mechanism("pods, blocking saves", anew, Saving("sync", 1, write_s), pods=True)
 
 
-def _best_interval(fleet: Fleet, mechanism: Mechanism, seed: int) -> Mechanism:
-    """The best of five intervals around Young's, by the formula of the time lost per second: stall / interval for the
-    saves, half an interval for each failure. One that the write does not fit into is no candidate."""
+def best_interval(fleet: Fleet, mechanism: Mechanism, seed: int) -> tuple[Outcome, dict[str, Any]]:
+    """The run with the best of the intervals that are a quarter to four times Young's (each simulated), and what
+    Young's and Daly's formulas say, in steps. One that the write does not fit into is no candidate."""
     saving, step_s = mechanism.saving, mechanism.times.step_s
-    stall_s = saving.write_s if saving.mode == "sync" else saving.stage_s
-    center_s = young_s(max(stall_s, 0.05), fleet.mtbf_s)
-    best, least = 1, float("inf")
-    for factor in (0.25, 0.5, 1.0, 2.0, 4.0):
-        every = max(1, round(center_s * factor / step_s), round(saving.write_s / step_s + 0.5))
-        lost = stall_s / (every * step_s) + (every * step_s / 2 + saving.write_s) / fleet.mtbf_s
-        if lost < least:
-            best, least = every, lost
-    return with_interval(mechanism, best)
+    stall_s = saving.stage_s + (saving.write_s if saving.mode == "sync" else 0.0)
+    by_formula_s = {"young_steps": young_s(stall_s, fleet.mtbf_s), "daly_steps": daly_s(stall_s, fleet.mtbf_s)}
+    formulas = {name: max(1, round(seconds / step_s)) for name, seconds in by_formula_s.items()}
+    least = 1 if saving.mode == "sync" else max(1, math.ceil(saving.write_s / step_s))
+    candidates = sorted({max(least, round(formulas["young_steps"] * factor)) for factor in (0.25, 0.5, 1.0, 2.0, 4.0)})
+    runs = {every: simulate(fleet, with_interval(mechanism, every), seed) for every in candidates}
+    best = max(runs, key=lambda every: runs[every].training_goodput)
+    goodputs = {str(every): run.training_goodput for every, run in runs.items()}
+    return runs[best], {"interval": best, "goodput_by_interval": goodputs, **formulas}
 
 
 def contradictions() -> list[dict[str, Any]]:
@@ -201,12 +203,15 @@ def contradictions() -> list[dict[str, Any]]:
     ]
 
 
-def all_cases(days: dict[int, float] | None = None) -> dict[str, Any]:
-    """Everything, as the JSON of `ridethrough simulate`."""
-    chosen = days or {1_024: 54.0, 16_384: 7.0, 100_000: 1.0}
+def all_cases(days: float | None = None) -> dict[str, Any]:
+    """Everything, as the JSON of `ridethrough simulate`. `days` of every large fleet; None: each its own."""
     return {
         "kind": "simulation",
         "schedule": [asdict(fault) for fault in published_faults()],
-        "results": [*checkpoint_cases(), *recovery_cases(), *fleet_cases(chosen)],
+        "results": [*checkpoint_cases(), *recovery_cases(), *fleet_cases(days)],
+        "assumptions": {
+            "all": {name: asdict(assumed) for name, assumed in COMMON.items()},
+            **{str(model.num_gpus): model.as_json() for model in FLEETS},
+        },
         "contradictions": contradictions(),
     }

@@ -2,9 +2,10 @@
 
 Each measured run is predicted from the *other* runs of its mechanism and fault (their medians are the model's inputs);
 what the simulation adds is the course of the job: which steps are lost, what happens when, how long it all takes. On a
-machine whose speed changes from run to run that also measures the machine; so `course_s` is the same with the run's own
-times as inputs: then only the course can be wrong (a weaker test, since a state's own seconds are among the inputs).
-A state agrees if it is within 10 % or half a second of the measured one.
+machine whose speed changes from run to run that also measures the machine. Two figures tell the two apart: a state
+`repeats` if the measured runs agree among themselves, and `course_s` is simulated with the run's own times as inputs,
+so that only the course can be wrong (a weaker test, since a state's own seconds are among the inputs). A state agrees
+if it is within 10 % or half a second of the measured one.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ _KINDS = {"exit": "sigkill", "sigsegv": "sigkill", "sigstop": "hang"}
 
 
 def check(result: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """One row per run and state: `measured_s`, `simulated_s` and `course_s` of one rank slot, and whether they agree.
+    """One row per run and state of one rank slot: `measured_s`, `others_s` (the median of the other runs),
+    `simulated_s` and `course_s`, and whether they agree.
 
     Runs of which there is no other of the same mechanism and fault are left out, and those that ended badly.
     """
@@ -46,6 +48,7 @@ def check(result: Mapping[str, Any]) -> list[dict[str, Any]]:
             for state in sorted({*found, *run["states_s"]}):
                 measured_s = run["states_s"].get(state, 0.0) / size["world_size"]
                 simulated_s, course_s = found.get(state, 0.0), course.get(state, 0.0)
+                others_s = median([other["states_s"].get(state, 0.0) / size["world_size"] for other in others])
                 limit_s = max(ABSOLUTE_S, RELATIVE * measured_s)
                 rows.append(
                     {
@@ -54,6 +57,8 @@ def check(result: Mapping[str, Any]) -> list[dict[str, Any]]:
                         "rep": run["rep"],
                         "state": state,
                         "measured_s": measured_s,
+                        "others_s": others_s,
+                        "repeats": abs(measured_s - others_s) <= limit_s,
                         "simulated_s": simulated_s,
                         "agrees": abs(measured_s - simulated_s) <= limit_s,
                         "course_s": course_s,

@@ -88,26 +88,6 @@ class Planned:
     into_s: float = 0.0
 
 
-def young_s(write_s: float, mtbf_s: float) -> float:
-    """Young's first order optimum of the time between saves that block for `write_s` (CACM 17(9), 1974)."""
-    return math.sqrt(2 * write_s * mtbf_s)
-
-
-def spares_needed(losses_per_s: float, repair_s: float, risk: float = 0.01) -> int:
-    """The least number of spare nodes that more lost nodes are under repair at once with a chance below `risk`: the
-    number under repair is Poisson with mean rate x repair time."""
-    mean = losses_per_s * repair_s
-    if mean > 700:
-        return math.ceil(mean + 2.33 * math.sqrt(mean))  # the normal quantile of 1 %
-    term = total = math.exp(-mean)
-    number = 0
-    while 1 - total > risk:
-        number += 1
-        term *= mean / number
-        total += term
-    return number
-
-
 def with_interval(mechanism: Mechanism, interval: int) -> Mechanism:
     return replace(mechanism, saving=replace(mechanism.saving, interval=interval))
 
