@@ -102,12 +102,14 @@ def test_drawn_failures_are_those_of_the_seed_and_states_sum_to_the_wall() -> No
     assert 20 < sum(one.num_failures.values()) < 80, "45 are to be expected"
 
 
-def test_every_mechanism_meets_the_same_failures_and_thebest_interval_is_near_youngs() -> None:
+def test_every_mechanism_meets_the_same_failures_and_the_best_interval_is_near_youngs() -> None:
     """Steps of 5 s, a save that blocks for 10 s, a failure every 1,125 s: Young says 150 s between two saves."""
     rates = {"exception": 0.15, "sigkill": 0.05}
     fleet = Fleet(16, rates=rates, horizon_s=2 * 86_400.0)
     anew = Mechanism("anew", Times(5.0, rebuild_s={"all": 5.0}), Saving("sync", 1, 10.0))
-    ours = Mechanism("ours", Times(5.0, rebuild_s={"in_process": 1.0, "replace_process": 2.0}), Saving(), rungs=True)
+    ours = Mechanism(
+        "ours", Times(5.0, rebuild_s={"in_process": 1.0, "replace_process": 2.0}), Saving(interval=9), rungs=True
+    )
     best, about = best_interval(fleet, anew, seed=3)
     assert about["young_steps"] == 30 and about["daly_steps"] == 29
     assert 15 <= about["interval"] <= 60, about
