@@ -58,14 +58,27 @@ def test_two_mechanisms_meet_the_same_fault(tmp_path: Path, folder: Path) -> Non
     assert nothing_left(folder)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_cut_off_it_leaves_no_process_and_no_folder(folder: Path, number: signal.Signals) -> None:
+def test_cut_off_it_leaves_no_process_and_no_folder(folder: Path) -> None:
     process = bench(folder, "--mechanisms", "ridethrough", "--reps", "1")
     end = time.monotonic() + 60
     while len(list(marked(f"OUTER_MARK={folder.name}"))) < 3 and time.monotonic() < end:
         time.sleep(0.05)
-    process.send_signal(number)
+    process.send_signal(signal.SIGINT)
     assert process.wait(30) != 0
+    assert nothing_left(folder)
+
+
+def test_cut_off_later_it_keeps_what_was_measured(tmp_path: Path, folder: Path) -> None:
+    out = tmp_path / "out.json"
+    asked = ["--mechanisms", "ridethrough", "--faults", "exception", "--reps", "9"]
+    process = bench(folder, *asked, "--json", str(out))
+    end = time.monotonic() + 150
+    while "ridethrough exception 0:" not in folder.with_suffix(".log").read_text() and time.monotonic() < end:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 130
+    result = json.loads(out.read_text())
+    assert result["cut_off"] is True and 1 <= len(result["results"]) < 9
     assert nothing_left(folder)
 
 

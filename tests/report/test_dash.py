@@ -66,6 +66,8 @@ def test_on_loopback(serve, root: Path) -> None:
     url = serve()
     assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", url)
     assert ask(url)[0] == 200
+    listed = json.loads(ask(url + "api/runs")[1])["runs"]
+    assert [run["run_id"] for run in listed] == ["a"], "also a run that the index has not read yet"
     assert ask(url, Host="evil.example")[0] == 421  # a page elsewhere whose name was pointed here
     view = json.loads(ask(url + "api/runs/a")[1])
     assert view["status"]["step"] == 10 and view["timeline"]["slots"] == 1

@@ -199,8 +199,9 @@ def _simulation(name: str, content: Content) -> Iterator[str]:
     ]
     yield from _table((*header, "failures", "steps lost", "spare nodes"), cells)
     for num_gpus in dict.fromkeys(row["num_gpus"] for row in fleets):
-        values = {row["mechanism"]: row["training_goodput"] for row in fleets if row["num_gpus"] == num_gpus}
-        yield from bars(f"{num_gpus:,} GPUs: training goodput", values, "")
+        own = [row for row in fleets if row["num_gpus"] == num_gpus]
+        lost = {row["mechanism"]: 100 * (1 - row["training_goodput"]) for row in own}
+        yield from bars(f"{num_gpus:,} GPUs: time that goes into no step that counts", lost, "%")
     yield "#### What is assumed, and where it is from\n"
     for where, values in content["assumptions"].items():
         said = [[key, f"{each['value']:g} {each['unit']}".strip(), each["source"]] for key, each in values.items()]

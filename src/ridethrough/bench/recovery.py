@@ -70,7 +70,8 @@ def fault_schedule(
 def run_matrix(matrix: Matrix, tell: Callable[[str], None]) -> dict[str, Any]:
     """Runs everything and returns the JSON of `bench recovery`. `tell` gets a line per run. Main thread.
 
-    On Ctrl-C, SIGTERM and errors everything that was started is ended and removed before this raises."""
+    On Ctrl-C, SIGTERM and errors everything that was started is ended and removed. When it is cut off among the runs,
+    those before count (`cut_off` is true); before the first one and on errors it raises."""
     pythons: dict[str, str] = {}
     missing: list[dict[str, Any]] = []
     for name in matrix.mechanisms:
@@ -81,11 +82,17 @@ def run_matrix(matrix: Matrix, tell: Callable[[str], None]) -> dict[str, Any]:
             missing.append({"mechanism": name, "error": str(error)})
     begun = _now()
     results: list[dict[str, Any]] = []
+    cut_off = False
     with ended_by_signals():
         names = _families(pythons)
         controls = {key: _control(matrix, name, tell, key[0]) for key, name in names.items()}
         for name, fault, rep in _interleaved(list(pythons), matrix):
-            row = _measured(matrix, name, pythons[name], fault, rep, controls)
+            try:
+                row = _measured(matrix, name, pythons[name], fault, rep, controls)
+            except KeyboardInterrupt:
+                cut_off = True
+                tell(f"cut off; {len(results)} runs were measured")
+                break
             results.append(row)
             tell(_line(row))
     return {
@@ -103,6 +110,7 @@ def run_matrix(matrix: Matrix, tell: Callable[[str], None]) -> dict[str, Any]:
         "missing": missing,
         "controls": [{"by": names[key], "family": key[1], **value} for key, value in controls.items()],
         "results": results,
+        "cut_off": cut_off,
     }
 
 

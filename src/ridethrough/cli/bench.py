@@ -120,6 +120,8 @@ def recovery(
         write_json(result, json)
     if json != STANDARD_OUTPUT:
         _show_recovery(result)
+    if result["cut_off"]:
+        raise typer.Exit(130)
     if any(row["error"] for row in result["results"]):
         raise typer.Exit(1)
 
