@@ -29,9 +29,9 @@ COMMON: dict[str, Value] = {
     "detect_sigkill_s": Value(0.05, "s", f"{_HERE}: 0.01 to 0.05"),
     "detect_hang_steps": Value(4.0, "steps", "the product's policy: hang_factor x p99 of a step"),
     "detect_node_loss_s": Value(5.0, "s", "the product's policy: lease_s"),
-    "teardown_s": Value(1.0, "s", f"{_HERE}: 0.1 to 0.3 on 4 ranks; the limit before a rank is replaced"),
+    "teardown_s": Value(1.0, "s", f"{_HERE}: all out after 0.02 to 2.0 on 4 ranks"),
     "replace_process_extra_s": Value(1.5, "s", "measured on two H200 (docs/benchmarks/two-h200): a warm process"),
-    "replace_node_extra_s": Value(3.0, "s", f"{_HERE}: a standby node whose processes are warm"),
+    "replace_node_extra_s": Value(3.0, "s", f"{_HERE}: a node of two lost takes 2.2 with a standby"),
     "memory_restore_s": Value(1.0, "s", "assumed: a rank's share of the state over PCIe takes less than 0.1 s"),
     "save_stall_s": Value(0.1, "s", "measured here: docs/benchmarks.md, checkpoints: 0.05 to 0.06 at 64 MiB a rank"),
     "replica_lag_steps": Value(2, "steps", "the product's promise for a lost node: k + 1 steps with k = 1"),
@@ -100,3 +100,9 @@ FLEETS = (
         Value(120.0, "s", "assumed: MegaScale's 30 s, growing slower than the fleet"),
     ),
 )
+
+
+def assumptions() -> dict[str, dict[str, Any]]:
+    """Every value with its source: of `all` fleets, and by number of GPUs."""
+    common = {name: asdict(assumed) for name, assumed in COMMON.items()}
+    return {"all": common, **{str(model.num_gpus): model.as_json() for model in FLEETS}}

@@ -13,7 +13,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from ridethrough.bench.simulation import Outcome, simulate
-from ridethrough.bench.simulation_assumptions import COMMON, FLEETS, FleetModel
+from ridethrough.bench.simulation_assumptions import COMMON, FLEETS, FleetModel, assumptions
 from ridethrough.bench.simulation_model import (
     Fleet,
     Mechanism,
@@ -209,9 +209,6 @@ def all_cases(days: float | None = None) -> dict[str, Any]:
         "kind": "simulation",
         "schedule": [asdict(fault) for fault in published_faults()],
         "results": [*checkpoint_cases(), *recovery_cases(), *fleet_cases(days)],
-        "assumptions": {
-            "all": {name: asdict(assumed) for name, assumed in COMMON.items()},
-            **{str(model.num_gpus): model.as_json() for model in FLEETS},
-        },
+        "assumptions": assumptions(),
         "contradictions": contradictions(),
     }
