@@ -283,7 +283,7 @@ B23 = """
 import json, os, sys, torch, torch.distributed as dist
 import ridethrough as rt
 def train(run):
-    for step in run.steps(run.generation, 22):
+    for step in run.steps(run.generation, 21):
         if run.generation == 1 and step < 4:
             continue  # a script that fails before it has done anything is not started again
         if run.generation % 2 and run.rank == 1:
