@@ -1,5 +1,5 @@
-"""What is seen live of the workers' output: lines with their rank before them; a line that is said again and again, and
-the well-known noise of torch, NCCL and gloo, once and then counted. The files keep all of it."""
+"""What is seen live of the workers' output: lines with their rank before them. A line that is said again and again, and
+the well-known noise of torch, NCCL and gloo, is counted instead. The files keep all of it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 from dataclasses import dataclass
 
 _TELL_AFTER_S = 5.0
+_SHOWN_TIMES = 3  # of a line that is said again and again
 
 # What a restart, a peer's end or an exit makes these libraries say although nothing is wrong with the job.
 _NOISE = tuple(
@@ -28,6 +29,7 @@ _BELOW_NOISE = re.compile(r"^(\[rank\d+\]:)?\s*(Exception raised from|frame #\d+
 @dataclass
 class _Folded:
     text: str = ""
+    times: int = 0
     more: int = 0
     noise: bool = False
 
@@ -55,13 +57,19 @@ class Console:
                 self._later()
         elif before.noise and _BELOW_NOISE.match(text):
             pass  # the stack under a folded line
-        elif text and text == before.text:
+        elif text and text == before.text and before.times >= _SHOWN_TIMES:
             before.more += 1
             self._later()
         else:
             self._tell_repeats(prefix, is_error, before)
+            before.times = before.times + 1 if text == before.text else 1
             before.text, before.noise = text, False
             self._print(prefix, text, is_error)
+
+    def begin(self, prefix: str) -> None:
+        """A rank's process or generation begins: what it says now is no repetition of what was said before."""
+        for is_error in (False, True):
+            self._tell_repeats(prefix, is_error, self._last.pop((prefix, is_error), _Folded()))
 
     def tell(self) -> None:
         """Says how many lines were folded since the last time."""

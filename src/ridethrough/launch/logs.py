@@ -36,11 +36,13 @@ class WorkerLog:
 
     def begin(self, restarts: int) -> None:
         """Lines go to the file of this start."""
+        self._console.begin(self._prefix())
         self._open(f"a{restarts:04d}-rank{self._rank}.log")
 
     def switch(self, generation: int, rank: int) -> None:
         """Later lines go to this generation's file."""
         self._rank = rank
+        self._console.begin(self._prefix())
         self._open(f"g{generation:04d}-rank{rank}.log")
 
     def _open(self, name: str) -> None:
