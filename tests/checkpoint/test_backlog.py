@@ -69,6 +69,18 @@ def test_a_follower_waits_for_the_leader_and_keeps_its_two_newest() -> None:
     assert picked is not None and picked.sequence == 2
 
 
+def test_a_commit_ends_the_wait_of_what_a_follower_kept_for_the_leader() -> None:
+    follower = Group(("root", "line"), frozenset({1}), 2)
+    stage(follower, 1, 1, durable=True)
+    for sequence in (2, 3):
+        assert stage(follower, sequence, 1) == []
+    picked = follower.pick({"a3"})
+    assert picked is not None and picked.sequence == 3
+    follower.finish(picked)
+    assert [s.sequence for s in follower.obsolete(picked)] == [2]
+    assert list(follower.snapshots) == [1], "a durable one is never dropped"
+
+
 def test_a_sealed_generation_keeps_its_newest_whole_snapshot_only() -> None:
     one = group()
     for sequence in (1, 2):

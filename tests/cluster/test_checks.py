@@ -17,7 +17,8 @@ from ridethrough.cluster.validate import validate_objects
 from ridethrough.cluster.workloads import workloads
 
 SPEC = (
-    "name: llama\nprofile: eks-p5\nbackend: {backend}\nfaults: {{count: 2, steps: 50}}\noptions: {{monitoring: true}}\n"
+    "name: llama\nprofile: eks-p5\nbackend: {backend}\nfaults: {{count: 2, steps: 50}}\n"
+    "policy: {{cordon_after: 3}}\noptions: {{monitoring: true}}\n"
 )
 
 
@@ -81,7 +82,8 @@ BAD: list[tuple[str, str, Change, str]] = [
     ),
     ("references", "job", lambda o: o.remove(of_kind(o, "ConfigMap")), "ConfigMap llama-job is not among"),
     ("references", "job", lambda o: o.remove(of_kind(o, "PersistentVolumeClaim")), "llama-shared is not among"),
-    ("references", "job", lambda o: of_kind(o, "ConfigMap")["data"].pop("faults.json"), "no mounted ConfigMap"),
+    ("references", "job", lambda o: of_kind(o, "ConfigMap")["data"].pop("faults.json"), "faults.json: no mounted"),
+    ("references", "job", lambda o: of_kind(o, "ConfigMap")["data"].pop("policy.json"), "policy.json: no mounted"),
     (
         "references",
         "job",

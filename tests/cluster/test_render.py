@@ -5,6 +5,7 @@ UPDATE_GOLDEN=1 writes the files anew; look at the difference before committing 
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import subprocess
@@ -180,6 +181,18 @@ def test_requests_are_limits_and_devices_are_what_the_profile_says() -> None:
     assert container["resources"]["requests"] == container["resources"]["limits"]
     limits = container["resources"]["limits"]
     assert (limits["nvidia.com/gpu"], limits["vpc.amazonaws.com/efa"], limits["hugepages-2Mi"]) == ("8", "32", "5120Mi")
+
+
+def test_the_policy_reaches_every_launcher_and_a_cordon_knows_the_machine() -> None:
+    rendered = render(make(more="policy: {cordon_after: 3}\n"))
+    data = next(thing for thing in rendered if thing["kind"] == "ConfigMap")["data"]
+    assert json.loads(data["policy.json"]) == {"cordon_after": 3}
+    for load in workloads(rendered):
+        assert load.option("--policy") == "/etc/ridethrough/job/policy.json"
+    trainer = by_component(rendered)["trainer"]
+    assert trainer.option("--node-name") == "$(NODE_NAME)"
+    variables = {v["name"]: v.get("valueFrom") for v in trainer.pod["containers"][0]["env"]}
+    assert variables["NODE_NAME"] == {"fieldRef": {"fieldPath": "spec.nodeName"}}
 
 
 def test_the_launcher_is_pid_1_without_a_shell() -> None:

@@ -61,6 +61,22 @@ def test_a_lost_node_is_replaced_by_the_standby(job: Any) -> None:
     assert (incident["class"], incident["rung"]) == ("node_loss", "replace_node")
 
 
+def test_who_comes_after_the_end_or_with_another_job_does_not_wait(job: Any) -> None:
+    cluster = Cluster(job, "1", 90)
+    coordinator = cluster.coordinator()
+    agent = cluster.agent("a")
+    wait_until(lambda: job.last_step() >= 1, lambda: f"no steps:\n{job.text()}")
+    cluster.steps = 91
+    stranger = cluster.agent("stranger")
+    assert job.wait(stranger) == 2, job.text()
+    assert "belongs to another config" in job.text("stranger")
+    assert [job.wait(coordinator), job.wait(agent)] == [0, 0], job.text()
+    cluster.steps = 90
+    late = cluster.agent("late")
+    assert job.wait(late) == 0, job.text()
+    assert "the job was done before this machine came" in job.text("late")
+
+
 def test_a_world_shrinks_if_it_may(job: Any) -> None:
     cluster = Cluster(job, "1:2", STEPS, "--node-wait", "1")
     coordinator = cluster.coordinator()

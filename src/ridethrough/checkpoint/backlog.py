@@ -114,10 +114,12 @@ class Group:
                 snapshot.give_up = f"rolled back to step {step}"
         return self._drop([s for s in above if s.state == QUEUED])
 
-    def obsolete(self, step: int) -> list[Snapshot]:
-        """Drop those that were queued without a worker's asking (they have no sequence) up to `step`."""
-        queued = [s for s in self.snapshots.values() if s.sequence < 0 and s.state == QUEUED]
-        return self._drop([s for s in queued if s.step <= step])
+    def obsolete(self, committed: Snapshot) -> list[Snapshot]:
+        """Drop what a commit makes useless: older ones, of which a follower has kept one for the leader, and those that
+        were queued without a worker's asking (they have no sequence) up to its step."""
+        queued = [s for s in self.snapshots.values() if s.state == QUEUED]
+        unasked = [s for s in queued if s.sequence < 0 and s.step <= committed.step]
+        return self._drop(unasked + [s for s in queued if 0 <= s.sequence < committed.sequence and not s.durable])
 
     def finish(self, snapshot: Snapshot) -> None:
         snapshot.state = DONE

@@ -306,7 +306,7 @@ class Keeping:
         """A snapshot is written, or never will be: tell its workers how it ended. Under the lock."""
         if event["ev"] == "committed":
             self.written[group.key[0]] = max(snapshot.step, self.written.get(group.key[0], -1))
-            for older in group.obsolete(snapshot.step):
+            for older in group.obsolete(snapshot):
                 self.release(group, older, {"ev": "superseded", "reason": "a newer one is committed"})
         info = {"lineage": group.key[1], "root": group.key[0], "sequence": snapshot.sequence, "step": snapshot.step}
         for part in snapshot.parts.values():

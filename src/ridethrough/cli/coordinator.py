@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from ridethrough.cli import launching as la
+from ridethrough.cli.policy_file import PolicyFile, read_policy
 from ridethrough.cli.usage import fail, usage_errors
 from ridethrough.ledger.rundir import RunDir, RunDirError, create_run, runs_root
 
@@ -18,6 +19,7 @@ app = typer.Typer(rich_markup_mode="markdown")
 
 @app.command()
 def coordinator(
+    ctx: typer.Context,
     bind: Annotated[str, typer.Option("--bind", metavar="HOST:PORT", help="Where it listens for agents.")] = (
         "127.0.0.1:29500"
     ),
@@ -40,6 +42,7 @@ def coordinator(
     lease: Annotated[
         float, typer.Option("--lease", min=0.5, help="Seconds without a word after which a machine is lost.")
     ] = 5.0,
+    policy_file: PolicyFile = None,
     runs: la.Runs = None,
     run_id: la.RunId = None,
 ) -> None:
@@ -54,7 +57,6 @@ def coordinator(
         ridethrough coordinator --bind 0.0.0.0:29500 --nnodes 2:4 --nproc-per-node 8 --token-file job.token --run-id a
     """
     from ridethrough.generation.handshake import read_token
-    from ridethrough.generation.policy import Policy
     from ridethrough.launch.config import LaunchConfig
     from ridethrough.launch.solo import coordinate
     from ridethrough.launch.tls import read_tls
@@ -75,7 +77,16 @@ def coordinator(
         token=token,
         tls=tls,
         signals=(signal.SIGINT, signal.SIGHUP, signal.SIGQUIT),
-        policy=Policy(max_restarts=max_restarts, stop_grace_s=stop_grace, node_wait_s=node_wait, lease_s=lease),
+        policy=read_policy(
+            ctx,
+            policy_file,
+            {
+                "max_restarts": ("max_restarts", max_restarts),
+                "stop_grace_s": ("stop_grace", stop_grace),
+                "node_wait_s": ("node_wait", node_wait),
+                "lease_s": ("lease", lease),
+            },
+        ),
     )
 
     def open_run() -> RunDir:

@@ -12,7 +12,7 @@ import typer
 
 from ridethrough.cli.usage import usage_errors
 from ridethrough.faults.injector import OBSERVER, SCHEDULE_VARIABLE
-from ridethrough.ledger.rundir import RunDir, RunDirError, config_hash, create_run, runs_root
+from ridethrough.ledger.rundir import RunDir, RunDirError, config_hash, create_run, is_done, runs_root
 
 if TYPE_CHECKING:
     from ridethrough.faults.schedule import Schedule
@@ -186,8 +186,11 @@ def start_job(
         launch_config.env.update(_fault_environment(run, schedule))
         return run
 
+    def done() -> bool:
+        return run_id is not None and is_done(runs_root(runs) / run_id, config)
+
     with usage_errors(RunDirError):
-        return launch(launch_config, open_run)
+        return launch(launch_config, open_run, done)
 
 
 def _named_after(rdzv_id: str, config: dict[str, Any], create: Callable[[str | None], RunDir]) -> RunDir:

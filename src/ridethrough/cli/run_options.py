@@ -137,6 +137,15 @@ LocalAddr = Annotated[
         metavar="HOST",
     ),
 ]
+NodeName = Annotated[
+    str,
+    _own(
+        NODES,
+        "--node-name",
+        "What a cordon calls this machine; else its host name, which a pod takes along to another one.",
+        metavar="NAME",
+    ),
+]
 Join = Annotated[bool, _own(NODES, "--join", "Only join the coordinator at the endpoint, never host it.")]
 TokenFile = Annotated[
     Path | None,

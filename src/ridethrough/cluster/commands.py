@@ -11,6 +11,7 @@ METRICS_FILE = f"{TOKEN_FOLDER}/metrics"
 METRICS_PORT = 8765
 CONFIG_FOLDER = "/etc/ridethrough/job"
 SCHEDULE_FILE = f"{CONFIG_FOLDER}/faults.json"
+POLICY_FILE = f"{CONFIG_FOLDER}/policy.json"
 
 
 def nnodes(spec: JobSpec) -> str:
@@ -29,6 +30,7 @@ def _shared(spec: JobSpec) -> list[str]:
         *("--stop-grace", f"{sizing.stop_grace_s(spec):g}"),
         *("--node-wait", f"{spec.limits.node_wait_s:g}"),
         *("--lease", f"{spec.limits.lease_s:g}"),
+        *(("--policy", POLICY_FILE) if spec.policy else ()),
     ]
 
 
@@ -42,7 +44,9 @@ def agent(spec: JobSpec, endpoint: str) -> list[str]:
     command = [
         *("ridethrough", "run", "--join"),
         *("--rdzv-endpoint", endpoint),
-        *("--local-addr", "$(POD_IP)"),  # Kubernetes puts the variable's value here
+        # Kubernetes puts the variables' values here. The machine's name, since a pod takes its own to the next machine.
+        *("--local-addr", "$(POD_IP)"),
+        *("--node-name", "$(NODE_NAME)"),
         *_shared(spec),
     ]
     if spec.faults is not None:

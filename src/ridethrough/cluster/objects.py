@@ -37,8 +37,10 @@ def schedule(spec: JobSpec) -> Schedule | None:
 
 
 def config_map(spec: JobSpec) -> Object:
-    """The resolved spec, which says afterwards what ran, and the fault schedule."""
+    """The resolved spec, which says afterwards what ran, the policy and the fault schedule."""
     data = {"job.yaml": import_yaml().safe_dump(spec.model_dump(mode="json", exclude_none=True), sort_keys=False)}
+    if spec.policy:
+        data["policy.json"] = json.dumps(spec.policy, indent=1) + "\n"
     faults = schedule(spec)
     if faults is not None:
         data["faults.json"] = json.dumps(faults.as_json(), indent=1) + "\n"

@@ -56,10 +56,10 @@ def references(load: Workload, rendered: list[Object]) -> Iterator[Problem]:
         have = {*(thing.get("data") or {}), *(thing.get("stringData") or {}), *(thing.get("binaryData") or {})}
         for key in keys - have:
             yield Problem("references", load.where, f"{kind} {name} has no key {key}")
-    for flag, folder_kind in (("--fault-schedule", "ConfigMap"),):
+    for flag in ("--fault-schedule", "--policy"):
         path = load.option(flag)
-        if path is not None and not any(_provides(load.pod, own, folder_kind, path)):
-            yield Problem("references", load.where, f"{flag} {path}: no mounted {folder_kind} has that file")
+        if path is not None and not any(_provides(load.pod, own, path)):
+            yield Problem("references", load.where, f"{flag} {path}: no mounted ConfigMap has that file")
 
 
 def _references(pod: dict[str, Any]) -> Iterator[tuple[str, str, set[str]]]:
@@ -83,13 +83,13 @@ def _references(pod: dict[str, Any]) -> Iterator[tuple[str, str, set[str]]]:
             yield "ResourceClaimTemplate", claim["resourceClaimTemplateName"], set()
 
 
-def _provides(pod: dict[str, Any], own: dict[tuple[str, str], Object], kind: str, path: str) -> Iterator[bool]:
+def _provides(pod: dict[str, Any], own: dict[tuple[str, str], Object], path: str) -> Iterator[bool]:
     folder, _, file = path.rpartition("/")
     volumes = {volume["name"]: volume for volume in pod.get("volumes") or []}
     for mount in pod["containers"][0].get("volumeMounts") or []:
         source = volumes.get(mount["name"], {}).get("configMap")
-        if mount["mountPath"] == folder and source and (kind, source["name"]) in own:
-            yield file in (own[(kind, source["name"])].get("data") or {})
+        if mount["mountPath"] == folder and source and ("ConfigMap", source["name"]) in own:
+            yield file in (own[("ConfigMap", source["name"])].get("data") or {})
 
 
 def quantities(load: Workload, _: list[Object]) -> Iterator[Problem]:

@@ -5,11 +5,12 @@ Sizes are Kubernetes quantities ("64Gi"), times seconds, `*_gb` decimal gigabyte
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ridethrough.cluster.quantity import parse_quantity
+from ridethrough.generation.policy import Policy
 
 Backend = Literal["jobset", "job", "trainjob", "hyperpod"]
 
@@ -162,6 +163,9 @@ class JobSpec(_Part):
     storage: Storage
     state: State
     limits: Limits = Limits()
+    policy: dict[str, Any] = Field(
+        default_factory=dict, description="What else decides about recovery: settings of docs/policy.md."
+    )
     placement: Placement = Placement()
     faults: Faults | None = None
     data: DataPreparation | None = None
@@ -176,6 +180,17 @@ class JobSpec(_Part):
             )
         if self.min_nodes is not None and self.min_nodes > self.nodes:
             raise ValueError(f"min_nodes {self.min_nodes} is more than nodes {self.nodes}")
+        return self
+
+    @model_validator(mode="after")
+    def _policy(self) -> JobSpec:
+        if elsewhere := sorted(self.policy.keys() & Limits.model_fields.keys()):
+            raise ValueError(f"policy: {', '.join(elsewhere)} stands under limits")
+        try:
+            Policy(**self.policy)
+        except ValidationError as error:
+            found = [f"policy.{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
+            raise ValueError(f"{'; '.join(found)} (docs/policy.md)") from None
         return self
 
     @property

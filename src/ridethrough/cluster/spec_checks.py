@@ -27,7 +27,7 @@ def check_spec(spec: JobSpec) -> list[Problem]:
 def _nesting(spec: JobSpec) -> Iterator[Problem]:
     """Each limit lies below the next outer one: in the process, the launcher, the orchestrator."""
     limits = spec.limits
-    coordinator_wait_s = Policy().coordinator_wait_s
+    coordinator_wait_s = Policy(**spec.policy).coordinator_wait_s
 
     def below(inner: str, low: float, outer: str, high: float, why: str) -> Iterator[Problem]:
         if low >= high:

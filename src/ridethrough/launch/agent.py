@@ -48,7 +48,7 @@ class NodeAgent:
     def __init__(
         self, config: LaunchConfig, run: RunDir, recorder: Recorder, report: Callable[[m.Event], None], address: str
     ) -> None:
-        self.name = socket.gethostname()
+        self.name = config.node_name or socket.gethostname()
         self.node = f"{self.name}-{uuid.uuid4().hex[:8]}"
         self.config = config
         self.run = run
@@ -82,7 +82,7 @@ class NodeAgent:
             rate=config.replica_rate,
         )
         workers = self._crew.workers
-        self._evidence = Evidence(run.incidents_dir, self.name, workers)
+        self._evidence = Evidence(run.incidents_dir, self.node, workers)
         self._watch = Watch(config.policy, self.node, workers, report, recorder.emit, self._take_stacks)
         self._link = WorkerLink(self.node, workers, self._watch, report, self._crew.kill)
         self._started = False

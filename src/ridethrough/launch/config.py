@@ -32,6 +32,7 @@ class LaunchConfig(BaseModel):
     must_host: bool = Field(False, description="Host it here, or end.")
     place: int | None = Field(None, ge=0, description="This node's wish among the places; None: first come.")
     address: str | None = Field(None, description="This node's own address for its peers; None: found out.")
+    node_name: str = Field("", description="What cordons call this machine; empty: its host name.")
     token: str = Field("", description="Known to every agent and coordinator of the job.", repr=False)
     tls: TlsFiles | None = Field(None, description="For the connections between agents and coordinator.")
     replicas: int = Field(1, ge=0, le=1, description="Other nodes that hold a copy of each node's newest snapshot.")

@@ -29,7 +29,7 @@ class EndpointError(Exception):
 
 
 async def settle(
-    host: str, port: int, *, may_host: bool, must_host: bool, limit_s: float, tls: TlsFiles | None
+    host: str, port: int, *, must_host: bool, limit_s: float, tls: TlsFiles | None
 ) -> Literal["host", "join"]:
     """Waits until the name resolves (at most `limit_s`); a port that something else holds is waited for a little.
 
@@ -51,7 +51,7 @@ async def settle(
                 ) from error
             await asyncio.sleep(_PAUSE_S)
             continue
-        answer = _try_to_bind(addresses) if may_host else "elsewhere"
+        answer = _try_to_bind(addresses)
         if answer == "free":
             return "host"
         if answer == "elsewhere" and not must_host:

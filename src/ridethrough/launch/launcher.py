@@ -18,35 +18,34 @@ from ridethrough.launch.server import CoordinatorServer
 from ridethrough.launch.signals import StopSignals
 
 
-def launch(config: LaunchConfig, open_run: OpenRun) -> int:
+def launch(config: LaunchConfig, open_run: OpenRun, is_done: Callable[[], bool]) -> int:
     """Runs this node's part of the job to its end; returns the exit code (see `ridethrough exit-codes`).
 
-    `open_run(id)` makes the run's folder; the id is None unless a coordinator elsewhere has named it. Main thread
+    `open_run(id)` makes the run's folder; the id is None unless a coordinator elsewhere has named it. `is_done()` says
+    whether others have finished the run already: who may only join then has nothing to wait for. Main thread
     only: it takes over the configured signals and SIGCHLD while it runs. Ctrl-C once or SIGTERM: a last save and a
     planned end; twice: at once. With an endpoint, the first agent that can listen on it hosts the coordinator; the
     others, and all of them if `ridethrough coordinator` listens there, connect to it.
     """
     try:
-        return asyncio.run(_launch(config, open_run))
+        return asyncio.run(_launch(config, open_run, is_done))
     except KeyboardInterrupt:  # before the signals were taken over
         return 128 + signal.SIGINT
 
 
-async def _launch(config: LaunchConfig, open_run: OpenRun) -> int:
+async def _launch(config: LaunchConfig, open_run: OpenRun, is_done: Callable[[], bool]) -> int:
     if config.endpoint is None:
         return await _host(config, open_run)
-    try:
-        part = await settle(
-            *config.endpoint,
-            may_host=config.may_host,
-            must_host=config.must_host,
-            limit_s=config.policy.join_limit_s,
-            tls=config.tls,
-        )
-    except EndpointError as error:
-        print(f"ridethrough: {error}", file=sys.stderr)
-        return error.code
-    return await (_host(config, open_run) if part == "host" else Member(config, open_run).run())
+    if config.may_host:
+        limit_s = config.policy.join_limit_s
+        try:
+            part = await settle(*config.endpoint, must_host=config.must_host, limit_s=limit_s, tls=config.tls)
+        except EndpointError as error:
+            print(f"ridethrough: {error}", file=sys.stderr)
+            return error.code
+        if part == "host":
+            return await _host(config, open_run)
+    return await Member(config, open_run, is_done).run()
 
 
 async def _host(config: LaunchConfig, open_run: OpenRun) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -28,9 +29,9 @@ OpenRun = Callable[[str | None], RunDir]
 class Member:
     """An agent whose coordinator is elsewhere."""
 
-    def __init__(self, config: LaunchConfig, open_run: OpenRun) -> None:
+    def __init__(self, config: LaunchConfig, open_run: OpenRun, is_done: Callable[[], bool]) -> None:
         assert config.endpoint is not None
-        self._config, self._open_run = config, open_run
+        self._config, self._open_run, self._is_done = config, open_run, is_done
         self._agent: NodeAgent | None = None
         self._starter: asyncio.Task[None] | None = None
         self._done: asyncio.Future[m.JobDone] = asyncio.get_running_loop().create_future()
@@ -122,13 +123,18 @@ class Member:
         stopped = False
         while not self._done.done():
             await asyncio.wait([link], timeout=_LOOK_S)
-            if self._uplink.refused:
-                self._done.set_result(m.JobDone(code=ExitCode.USAGE, reason=self._uplink.refused))
+            if link.done():  # refused, or the run's folder is another job's
+                reason = self._uplink.refused or str(link.exception())
+                self._done.set_result(m.JobDone(code=ExitCode.USAGE, reason=reason))
                 return
             since_s = self._uplink.lost_since_s
             lost_s = time.monotonic() - since_s if since_s is not None else 0.0
             if lost_s == 0.0:
                 stopped = False
+            elif self._agent is None and not self._config.may_host and self._is_done():
+                reason = "the job was done before this machine came"
+                print(f"ridethrough: {reason}", file=sys.stderr)
+                self._done.set_result(m.JobDone(code=ExitCode.DONE, reason=reason))
             elif lost_s > (policy.coordinator_wait_s + policy.node_wait_s if self._agent else policy.join_limit_s):
                 host, port = self._uplink.endpoint
                 reason = (

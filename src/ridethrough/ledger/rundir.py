@@ -149,6 +149,15 @@ def create_run(
     return run
 
 
+def is_done(path: Path, config: dict[str, Any]) -> bool:
+    """Whether a run of this config stands there and has ended with 0. Reads only; never raises."""
+    try:
+        there = RunDir(path).run_json()
+    except RunDirError:
+        return False
+    return there["config_hash"] == config_hash(config) and (there["result"] or {}).get("code") == 0
+
+
 def private_folder(path: Path) -> None:
     """Make the folder (mode 0700 even under a lax umask) unless it is there."""
     try:

@@ -57,22 +57,27 @@ def become(pod: dict[str, Any]) -> None:
     # Before any mount hides it.
     with open(f"{pod['cgroup']}/cgroup.procs", "w", encoding="utf-8") as file:
         file.write("0")
+    # Sources are held open, since a mount may hide another one's source: the package itself, where it lies below /tmp.
+    sources = {path: os.open(path, os.O_PATH) for path in pod["kept"]}
+    for entry in pod["mounts"]:
+        if entry["kind"] == "bind":
+            sources[entry["source"]] = os.open(entry["source"], os.O_PATH)
     mount("none", "/", None, _MS_REC | _MS_PRIVATE)
     mount("proc", "/proc", "proc", 0)
     mount(pod["etc"], "/etc", None, _MS_BIND)
     mount(pod["hosts"], "/etc/hosts", None, _MS_BIND)
-    # What would hide another mount's source comes last.
-    sources = [entry.get("source", "") for entry in pod["mounts"]]
-    hides = {e["target"]: any(s.startswith(f"{e['target']}/") for s in sources) for e in pod["mounts"]}
-    for entry in sorted(pod["mounts"], key=lambda entry: hides[entry["target"]]):
+    for entry in pod["mounts"]:
+        os.makedirs(entry["target"], exist_ok=True)
         if entry["kind"] == "tmpfs":
-            os.makedirs(entry["target"], exist_ok=True)
             mount("tmpfs", entry["target"], "tmpfs", 0, f"size={entry['bytes']},mode=1777")
-        else:
-            os.makedirs(entry["target"], exist_ok=True)
-            mount(entry["source"], entry["target"], None, _MS_BIND)
-            if entry["read_only"]:
-                mount("none", entry["target"], None, _MS_BIND | _MS_REMOUNT | _MS_RDONLY)
+            continue
+        mount(f"/proc/self/fd/{sources[entry['source']]}", entry["target"], None, _MS_BIND)
+        if entry["read_only"]:
+            mount("none", entry["target"], None, _MS_BIND | _MS_REMOUNT | _MS_RDONLY)
+    for path in pod["kept"]:
+        if not os.path.exists(path):
+            os.makedirs(path)
+            mount(f"/proc/self/fd/{sources[path]}", path, None, _MS_BIND)
     socket.sethostname(pod["host"])
     os.chdir("/tmp")
     os.execvpe(pod["command"][0], pod["command"], pod["env"])

@@ -17,12 +17,14 @@ from typing import Any
 
 import psutil
 
+import ridethrough
 from ridethrough.cluster.lab import container
 from ridethrough.cluster.lab.cgroup import MemoryCgroup
 from ridethrough.cluster.lab.network import LabError, Switch
 from ridethrough.cluster.quantity import parse_quantity
 from ridethrough.cluster.workloads import Workload
 
+_PACKAGE_FOLDER = Path(ridethrough.__file__).parents[1]
 _VARIABLE = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
 
 
@@ -138,6 +140,7 @@ def start(
         "cgroup": str(cgroup.path),
         "etc": str(volumes.etc),
         "mounts": list(_mounts(load, volumes, folder)),
+        "kept": [sys.prefix, str(_PACKAGE_FOLDER)],
         "host": host,
         "command": [_expand(word, environment) for word in load.command],
         "env": environment,
