@@ -1,4 +1,4 @@
-"""Run while an image is built: python check_image.py cpu|gpu. What is wrong ends the build, not the first job."""
+"""Run while an image is built: python check_image.py cpu|gpu|efa. What is wrong ends the build, not the first job."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ MODULES = (
 def check(kind: str) -> list[str]:
     """What is wrong with this image, as lines; empty if nothing is."""
     wrong = []
-    for name in MODULES + (("pynvml",) if kind == "gpu" else ()):
+    for name in MODULES + (("pynvml",) if kind != "cpu" else ()):
         try:
             importlib.import_module(name)
         except Exception as error:  # whatever a broken package raises
             wrong.append(f"import {name}: {type(error).__name__}: {error}")
     import torch
 
-    if kind == "gpu" and (torch.version.cuda is None or not torch.distributed.is_nccl_available()):
+    if kind != "cpu" and (torch.version.cuda is None or not torch.distributed.is_nccl_available()):
         wrong.append(f"torch {torch.__version__} has no CUDA or no NCCL")
     if kind == "cpu" and torch.version.cuda is not None:
         wrong.append(f"torch {torch.__version__} brings CUDA into the CPU image")
     if not torch.distributed.is_gloo_available():
         wrong.append(f"torch {torch.__version__} has no gloo")
-    if kind == "gpu" and not glob.glob("/opt/amazon/ofi-nccl/lib*/**/libnccl-net*.so", recursive=True):
+    if kind == "efa" and not glob.glob("/opt/amazon/ofi-nccl/lib*/**/libnccl-net*.so", recursive=True):
         wrong.append("no NCCL plugin for EFA below /opt/amazon/ofi-nccl")
     if os.getuid() == 0:
         wrong.append("runs as root")

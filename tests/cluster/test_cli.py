@@ -132,6 +132,10 @@ def test_without_a_cluster_one_line_says_so(job: str, monkeypatch: pytest.Monkey
     result = k8s("status", job)
     assert result.exit_code == 1
     assert "no cluster is configured" in result.output and "update-kubeconfig" in result.output
+    tried = k8s("submit", job, "--dry-run")
+    assert tried.exit_code == 0
+    assert "JobSet/llama would be made" in tried.output and "no cluster is configured" in tried.output
+    assert k8s("submit", job).exit_code == 1
 
 
 def test_init_and_render_import_neither_torch_nor_the_client(job: str) -> None:

@@ -16,8 +16,10 @@ from typing import Any
 import pytest
 
 from ridethrough.cluster.exit_rules import pod_failure_policy
+from ridethrough.cluster.lab.cgroup import nearest_parent
 from ridethrough.cluster.lab.dns import DnsServer
 from ridethrough.cluster.lab.lab import Lab, needs
+from ridethrough.cluster.lab.network import LabError
 
 root = pytest.mark.root
 SCALE = 0.02  # ten seconds of the Job controller are 0.2 s
@@ -120,7 +122,7 @@ def test_too_much_memory_kills_the_pod(lab: Lab) -> None:
     lab.apply([job("a", "x = bytearray(200 << 20); print(len(x))", memory="100Mi", backoff_limit=0)])
     assert lab.wait(60, "a") == "BackoffLimitExceeded"
     pod = lab.pods[0]
-    assert pod.exit_code == 137 and pod.log == ""
+    assert pod.exit_code == 137 and pod.log == "" and pod.cgroup.oom_kills() >= 1
 
 
 @root
@@ -154,6 +156,19 @@ def test_preempted_pods_use_up_nothing(lab: Lab) -> None:
     ends = [event.at for event in lab.events if event.what.startswith("ended")]
     waits = [start - end for start, end in zip(starts[1:], ends, strict=False)]
     assert waits == sorted(waits), "10, 20, 40 seconds, shortened"
+
+
+@root
+def test_the_kubelet_restarts_at_once_and_then_ever_later(lab: Lab) -> None:
+    thing = job("a", "raise SystemExit(1)", backoff_limit=3)
+    thing["spec"]["template"]["spec"]["restartPolicy"] = "OnFailure"
+    del thing["spec"]["podFailurePolicy"]  # Kubernetes allows it only with Never
+    lab.apply([thing])
+    assert lab.wait(60, "a") == "BackoffLimitExceeded"
+    starts = [event.at for event in lab.events if event.what == "started"]
+    ends = [event.at for event in lab.events if event.what.startswith("ended")]
+    _at_once, second, third = (start - end for start, end in zip(starts[1:], ends, strict=False))
+    assert second >= 10 * SCALE and third >= 20 * SCALE, "0, 10, 20 seconds, shortened"
 
 
 @root
@@ -276,6 +291,19 @@ def test_what_is_no_question_gets_no_answer(packet: bytes) -> None:
     dns = DnsServer(server)
     assert dns.answer(packet) is None
     dns.close()
+
+
+def test_on_cgroup_v2_pods_are_made_where_memory_is_handed_on(tmp_path: Path) -> None:
+    own = tmp_path / "user.slice" / "session-1.scope"
+    own.mkdir(parents=True)
+    for folder, given in ((own, ""), (own.parent, "memory pids"), (tmp_path, "cpu memory")):
+        (folder / "cgroup.subtree_control").write_text(f"{given}\n")
+    assert nearest_parent(own, tmp_path) == own.parent
+    (own.parent / "cgroup.subtree_control").write_text("pids\n")
+    assert nearest_parent(own, tmp_path) == tmp_path
+    (tmp_path / "cgroup.subtree_control").write_text("\n")
+    with pytest.raises(LabError, match=r"has memory in its cgroup\.subtree_control"):
+        nearest_parent(own, tmp_path)
 
 
 def test_where_there_can_be_no_lab_one_line_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,6 +39,7 @@ class Neighbours:
         self.sent: held.Key = held.NOTHING
         self.bytes_sent, self.seconds = 0, 0.0
         self.changed = threading.Condition()
+        self.links: dict[str, tuple[str, socket.socket]] = {}  # thread -> endpoint and connection
         for name, call in (("neighbours", self._accept), ("agree", self._agree), ("replicate", self._replicate)):
             threading.Thread(target=call, name=f"rt-{name}", daemon=True).start()
 
@@ -48,6 +49,10 @@ class Neighbours:
             old = self.group
             if old is None or (group["epoch"], group["generation"]) > (old["epoch"], old["generation"]):
                 self.group, self.following, self.sent = group, held.NOTHING, held.NOTHING
+                for endpoint, sock in list(self.links.values()):
+                    if endpoint not in group["endpoints"]:  # a thread may be waiting for a node that fell silent
+                        with contextlib.suppress(OSError):
+                            sock.shutdown(socket.SHUT_RDWR)
 
     def holds(self, key: held.Key) -> bool | None:
         """Whether the next node has this version or a newer one; None: there are no replicas."""
@@ -67,6 +72,21 @@ class Neighbours:
             sock.close()
             raise
         return sock
+
+    def _link(self, thread: str, endpoint: str) -> socket.socket:
+        """The thread's connection to this keeper: the one that it has, or a new one. Raises OSError."""
+        known = self.links.get(thread)
+        if known is not None and known[0] == endpoint:
+            return known[1]
+        self._unlink(thread)
+        sock = self.connect(endpoint)
+        self.links[thread] = endpoint, sock
+        return sock
+
+    def _unlink(self, thread: str) -> None:
+        known = self.links.pop(thread, None)
+        if known is not None:
+            known[1].close()
 
     def _hear(self, sock: socket.socket) -> dict[str, Any]:
         received = wire.receive_message(sock)
@@ -112,8 +132,6 @@ class Neighbours:
             return agreement.report(message["node"], complete, _key(message["sent"]))
 
     def _agree(self) -> None:
-        sock: socket.socket | None = None
-        at = ""
         while True:
             group = self.group
             num_nodes = len(group["endpoints"]) if group is not None else 1
@@ -127,9 +145,7 @@ class Neighbours:
                 if group["leader"] == group["node"]:
                     answer = self._report(message)
                 else:
-                    endpoint = group["endpoints"][group["leader"]]
-                    if sock is None or at != endpoint:
-                        sock, at = self.connect(endpoint), endpoint
+                    sock = self._link("agree", group["endpoints"][group["leader"]])
                     wire.send_message(sock, message)
                     answer = self._hear(sock)
                 if group is self.group:
@@ -138,15 +154,11 @@ class Neighbours:
                         self.following = _key(answer["following"])
                         self.changed.notify_all()
             except (OSError, ValueError, KeyError):
-                if sock is not None:
-                    sock.close()
-                sock = None
+                self._unlink("agree")
                 time.sleep(0.2)
 
     # -- replicas ---------------------------------------------------------------------------------------------------
     def _replicate(self) -> None:
-        sock: socket.socket | None = None
-        at = ""
         while True:
             with self.changed:
                 while self.group is None or not self.replicas or self.following <= self.sent:
@@ -154,9 +166,7 @@ class Neighbours:
                 group, key = self.group, self.following
             began = time.monotonic()
             try:
-                endpoint = group["endpoints"][(group["node"] + 1) % len(group["endpoints"])]
-                if sock is None or at != endpoint:
-                    sock, at = self.connect(endpoint), endpoint
+                sock = self._link("replicate", group["endpoints"][(group["node"] + 1) % len(group["endpoints"])])
                 pace = replica.Pace(self.bytes_per_s)
                 for rank in group["local_ranks"]:
                     about = {"op": "replica", "root": group["root"], "key": list(key), "rank": rank}
@@ -172,9 +182,7 @@ class Neighbours:
                 self.seconds = time.monotonic() - began
                 self.keeping.replicated(key, self.seconds)
             except (OSError, ValueError, KeyError):
-                if sock is not None:
-                    sock.close()
-                sock = None
+                self._unlink("replicate")
                 time.sleep(0.1)
 
     def fetch(self, endpoints: list[str], message: dict[str, Any]) -> replica.Replica | None:

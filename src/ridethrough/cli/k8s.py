@@ -127,7 +127,10 @@ def submit(
     file: JobFile,
     wait: Annotated[bool, typer.Option("--wait", help="Until it ends; then exit with the launcher's code.")] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Ask the cluster what it would say to each object; make none.")
+        bool,
+        typer.Option(
+            "--dry-run", help="Make nothing; ask the cluster, if there is one, what it would say to each object."
+        ),
     ] = False,
     timeout: Annotated[float | None, typer.Option("--timeout", min=1, metavar="SECONDS", help="Of --wait.")] = None,
     context: Context = None,
@@ -141,7 +144,9 @@ def submit(
         ridethrough k8s submit job.yaml --wait
         ridethrough k8s submit job.yaml --dry-run
     """
+    from ridethrough.cluster.api import ApiError
     from ridethrough.cluster.submit import submit as send
+    from ridethrough.cluster.submit import would_make
     from ridethrough.cluster.validate import validate_spec
 
     spec = _load(file)
@@ -150,7 +155,14 @@ def submit(
     if report.problems:
         fail("\n".join([f"{file}:", *(f"  {problem}" for problem in report.problems)]))
     with _cluster_errors():
-        api = _api(context)
+        try:
+            api = _api(context)
+        except ApiError as error:
+            if not dry_run or error.kind != "no_cluster":
+                raise
+            for line in [*would_make(spec, extras), str(error)]:
+                _say(line)
+            return
         send(api, spec, extras=extras, dry_run=dry_run, say=_say)
         if wait and not dry_run:
             _follow(api, spec.name, spec.namespace, timeout)

@@ -18,7 +18,16 @@ from ridethrough.cluster.objects import Object
 from ridethrough.cluster.schemas import identity
 
 Kind = Literal[
-    "forbidden", "unauthorized", "conflict", "not_found", "gone", "invalid", "timeout", "unreachable", "server"
+    "forbidden",
+    "unauthorized",
+    "conflict",
+    "not_found",
+    "gone",
+    "invalid",
+    "timeout",
+    "unreachable",
+    "server",
+    "no_cluster",
 ]
 
 _TRIES = 5
@@ -101,7 +110,7 @@ class Api:
             return cls(client.ApiClient(configuration))
         except config.ConfigException:
             message = f"no cluster is configured ({first}): aws eks update-kubeconfig --name CLUSTER, or set KUBECONFIG"
-            raise ApiError("unreachable", message) from None
+            raise ApiError("no_cluster", message) from None
 
     # --- objects ---
 

@@ -38,7 +38,7 @@ def _reference_job(preset: str, steps: int, every: int, *more: str) -> list[str]
 
 
 _EFA_ENV = {"FI_PROVIDER": "efa", "NCCL_SOCKET_IFNAME": "^lo,docker,veth", "NCCL_DEBUG": "WARN"}
-_IMAGE = "111122223333.dkr.ecr.us-east-1.amazonaws.com/ridethrough:gpu"
+_IMAGE = "111122223333.dkr.ecr.us-east-1.amazonaws.com/ridethrough:efa-1"
 _FSX = {
     "fsx": {
         "file_system_id": "fs-0123456789abcdef0",
@@ -123,7 +123,7 @@ PROFILES: dict[str, Profile] = {
             "Any cluster with NVIDIA GPUs and a ReadWriteMany storage class",
             None,
             {
-                "image": "registry.example.com/ridethrough:gpu",
+                "image": "registry.example.com/ridethrough:gpu-1",
                 "nodes": 2,
                 "standby": 1,
                 "nproc_per_node": 8,

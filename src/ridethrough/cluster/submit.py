@@ -64,6 +64,11 @@ def submit(
     return words
 
 
+def would_make(spec: JobSpec, extras: list[Object] | None = None) -> list[str]:
+    """What `submit` would make, without asking any cluster."""
+    return [f"{identity(thing)} would be made" for thing in render(spec, token=secrets.token_hex(32), extras=extras)]
+
+
 def _marked(thing: Object, mark: str, spec: JobSpec) -> Object:
     out = copy.deepcopy(thing)
     annotations = out["metadata"].setdefault("annotations", {})

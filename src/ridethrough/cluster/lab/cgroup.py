@@ -14,11 +14,11 @@ _ROOT = Path("/sys/fs/cgroup")
 
 
 class MemoryCgroup:
-    """Below our own cgroup. `limit_bytes` holds for all processes in it, memfds and /dev/shm included."""
+    """Below `pods_cgroup()`. `limit_bytes` holds for all processes in it, memfds and /dev/shm included."""
 
     def __init__(self, name: str, limit_bytes: int) -> None:
         self.unified = _is_unified()
-        self.path = own_memory_cgroup() / name
+        self.path = pods_cgroup() / name
         try:
             self.path.mkdir()
             if self.unified:
@@ -76,13 +76,26 @@ def _is_unified() -> bool:
     return (_ROOT / "cgroup.controllers").exists()
 
 
-def own_memory_cgroup() -> Path:
-    """Where this process's memory is counted. Raises LabError."""
+def pods_cgroup() -> Path:
+    """Where pods' cgroups are made. Raises LabError."""
     unified = _is_unified()
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         number, controllers, path = line.split(":", 2)
         if unified and number == "0":
-            return _ROOT / path.lstrip("/")
+            return nearest_parent(_ROOT / path.lstrip("/"), _ROOT)
         if not unified and "memory" in controllers.split(","):
             return _ROOT / "memory" / path.lstrip("/")
     raise LabError("no memory cgroup to make pods in")
+
+
+def nearest_parent(own: Path, root: Path) -> Path:
+    """On cgroup v2: the nearest of `own` and its ancestors that hands the memory controller on to its children. One
+    with processes of its own cannot. Raises LabError."""
+    for folder in (own, *own.parents):
+        if "memory" in (folder / "cgroup.subtree_control").read_text().split():
+            return folder
+        if folder == root:
+            break
+    raise LabError(
+        f"no cgroup from {own} up has memory in its cgroup.subtree_control: start the lab below one that has"
+    )

@@ -21,8 +21,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ridethrough.cluster.kubelet import JobBackoff
-from ridethrough.cluster.lab.cgroup import own_memory_cgroup
+from ridethrough.cluster.kubelet import ContainerBackoff, JobBackoff
+from ridethrough.cluster.lab.cgroup import MemoryCgroup, pods_cgroup
 from ridethrough.cluster.lab.network import LabError, Switch, ip
 from ridethrough.cluster.lab.pod import Pod, Volumes, private_etc, start
 from ridethrough.cluster.objects import Object
@@ -41,17 +41,21 @@ def needs() -> str | None:
     probe = f"rtp{secrets.token_hex(2)}"
     try:
         Switch(probe).close()
+        MemoryCgroup(probe, 64 << 20).remove()
     except LabError as error:
-        return f"the pod lab needs network namespaces ({error})"
+        return f"the pod lab needs network namespaces and a memory cgroup ({error})"
     return None
 
 
 @dataclass
 class _Index:
-    """One completion index of a Job: its pod now, and when the next is due."""
+    """One completion index of a Job: its pod now, and when the next is due. A successor starts on the same node, unless
+    that is lost or drained."""
 
     pod: Pod | None = None
+    node: str = ""
     due: float = 0.0
+    backoff: ContainerBackoff = field(default_factory=ContainerBackoff)
     lives: int = 0
     done: bool = False
 
@@ -93,7 +97,7 @@ class Lab:
         self._env = dict(env or {})
         self._wait_scale = wait_scale
         self.pods: list[Pod] = []
-        self._lost: list[Pod] = []
+        self._num_nodes = 0
         self._lock = threading.RLock()
         self._stop = threading.Event()
         self._failed: BaseException | None = None
@@ -141,6 +145,11 @@ class Lab:
             raise LabError(f"no pod {host} is running")
         return found
 
+    def is_current(self, pod: Pod) -> bool:
+        """Whether a Job counts it as its own: not ended, and not given up with its node."""
+        with self._lock:
+            return any(index.pod is pod for state in self.jobs.values() for index in state.indices)
+
     def log(self) -> str:
         """The output of all pods, in the order of their starts."""
         with self._lock:
@@ -157,11 +166,13 @@ class Lab:
 
     def drain(self, host: str) -> Pod:
         """Its node is drained: SIGTERM, grace, and the end counts as a disruption."""
-        pod = self.pod(host)
-        pod.disrupted = True
-        self._event("drained", pod)
-        pod.terminate()
-        return pod
+        with self._lock:
+            pod = self.pod(host)
+            pod.disrupted = True
+            self._place(pod).node = ""
+            self._event("drained", pod)
+            pod.terminate()
+            return pod
 
     def lose_node(self, host: str, *, replaced_after_s: float) -> Pod:
         """Its node falls silent: the pod is cut off and goes on running. After a while Kubernetes gives it up and makes
@@ -170,9 +181,7 @@ class Lab:
             pod = self.pod(host)
             index = self._place(pod)
             self.switch.pull(pod.cable)
-            pod.lost = True
-            self._lost.append(pod)
-            index.pod = None
+            index.pod, index.node = None, ""
             index.due = time.monotonic() + replaced_after_s
             self._event("lost", pod)
             return pod
@@ -220,8 +229,13 @@ class Lab:
             if state.failures > (state.load.job or {}).get("backoffLimit", 6):
                 state.result = "BackoffLimitExceeded"
                 return
-        wait_s, state.backoff = state.backoff.failed()
-        index.due = (pod.ended or time.monotonic()) + wait_s * self._wait_scale
+        ended = pod.ended or time.monotonic()
+        if state.load.pod.get("restartPolicy") == "OnFailure" and not pod.disrupted:  # the kubelet's, in the same pod
+            wait_s, index.backoff = index.backoff.ended(ended - pod.started)
+        else:
+            index.backoff = ContainerBackoff()
+            wait_s, state.backoff = state.backoff.failed()
+        index.due = ended + wait_s * self._wait_scale
 
     def _keep_set(self) -> None:
         """When training has ended, well or not, what is left is ended too, as a JobSet does."""
@@ -237,6 +251,9 @@ class Lab:
                     index.pod.terminate()
 
     def _start(self, state: JobState, number: int, index: _Index) -> Pod:
+        if not index.node:
+            self._num_nodes += 1
+            index.node = f"node-{self._num_nodes}"
         pod = start(
             state.load,
             number,
@@ -246,6 +263,7 @@ class Lab:
             folder=self.folder / "pods" / f"{state.load.base}-{number}-{index.lives}",
             lab=self.name,
             number=len(self.pods),
+            node=index.node,
             env=self._env,
         )
         index.lives += 1
@@ -313,7 +331,7 @@ def _sweep() -> None:
     """Removes what a lab that was killed has left: namespaces and, by now empty, cgroups."""
     stale = re.compile(rf"{_NAME}(\d+)-")
     spaces = Path("/var/run/netns")
-    for path in [*(spaces.iterdir() if spaces.is_dir() else []), *own_memory_cgroup().iterdir()]:
+    for path in [*(spaces.iterdir() if spaces.is_dir() else []), *pods_cgroup().iterdir()]:
         match = stale.match(path.name)
         if match is None or Path(f"/proc/{match[1]}").exists():
             continue

@@ -45,6 +45,7 @@ class Pod:
     index: int
     life: int
     host: str
+    node: str
     address: str
     namespace: str
     cable: str
@@ -55,7 +56,6 @@ class Pod:
     ended: float | None = None
     exit_code: int | None = None
     disrupted: bool = False
-    lost: bool = False
     _kill_at: float | None = field(default=None, repr=False)
 
     @property
@@ -115,6 +115,7 @@ def start(
     folder: Path,
     lab: str,
     number: int,
+    node: str,
     env: dict[str, str],
 ) -> Pod:
     """Make a pod and start its main container. Raises LabError; then nothing of it is left."""
@@ -129,7 +130,7 @@ def start(
     except LabError:
         switch.remove(namespace)
         raise
-    environment = _environment(main, {"metadata.name": host, "status.podIP": address, "spec.nodeName": f"node-{index}"})
+    environment = _environment(main, {"metadata.name": host, "status.podIP": address, "spec.nodeName": node})
     path_variable = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = {"PATH": path_variable, "JOB_COMPLETION_INDEX": str(index), **env, **environment}
     hosts = folder / "hosts"  # as the kubelet writes it: a pod knows its own name without asking
@@ -155,6 +156,7 @@ def start(
         index=index,
         life=life,
         host=host,
+        node=node,
         address=address,
         namespace=namespace,
         cable=cable,
