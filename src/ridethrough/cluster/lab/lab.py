@@ -97,6 +97,7 @@ class Lab:
         self._env = dict(env or {})
         self._wait_scale = wait_scale
         self.pods: list[Pod] = []
+        self._lost: list[Pod] = []
         self._num_nodes = 0
         self._lock = threading.RLock()
         self._stop = threading.Event()
@@ -181,6 +182,7 @@ class Lab:
             pod = self.pod(host)
             index = self._place(pod)
             self.switch.pull(pod.cable)
+            self._lost.append(pod)
             index.pod, index.node = None, ""
             index.due = time.monotonic() + replaced_after_s
             self._event("lost", pod)
@@ -200,6 +202,8 @@ class Lab:
                     for state in self.jobs.values():
                         self._keep_job(state)
                     self._keep_set()
+                    for pod in self._lost:  # no Job counts it any more, but its kubelet ends it
+                        pod.poll()
         except BaseException as error:  # told to whoever waits
             self._failed = error
 
