@@ -21,6 +21,7 @@ from ridethrough.ledger.rundir import write_private
 from ridethrough.ledger.schema import STATES
 from ridethrough.ledger.summary import RunLedger, ledger_summary, read_run
 from ridethrough.report.advice import advise
+from ridethrough.report.durations import duration
 from ridethrough.report.figures import figures
 from ridethrough.report.headline import headline
 from ridethrough.report.html_style import STAGE_STATE, style
@@ -184,9 +185,9 @@ def _cards(part: Partition, data: dict[str, Any], found: list[Incident]) -> str:
     cards = [
         ("training goodput", f"{part.training_goodput:.2%}"),
         ("infrastructure goodput", f"{part.infrastructure_goodput:.2%}"),
-        ("steps", str(data["steps"])),
-        ("wall", f"{part.wall_ns / 1e9:.2f} s"),
-        ("ranks", str(part.slots)),
+        ("steps", f"{data['steps']:,}"),
+        ("wall", duration(part.wall_ns / 1e9)),
+        ("ranks", f"{part.slots:,}"),
         ("incidents recovered", f"{recovered} of {len(found)}"),
     ]
     for name in ("final_loss", "val_loss"):
