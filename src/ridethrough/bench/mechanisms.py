@@ -19,6 +19,7 @@ from typing import Any
 
 from ridethrough.bench.place import Place, free_port
 from ridethrough.cluster.kubelet import ContainerBackoff
+from ridethrough.cluster.lab.network import LabError, Switch
 
 _FILES = ("workload.py", "workload_entries.py")
 _FINISHED_LIMIT_S = 3.0
@@ -50,6 +51,7 @@ class Mechanism:
     name: str
     fault: dict[str, Any] | None
     container_restarts: int = 0
+    network: str = "loopback"
     _finished_s: dict[str, float] = field(default_factory=dict)
 
     def prepare(self) -> None:
@@ -157,21 +159,43 @@ class RidethroughProcess(Ridethrough):
 
 
 class RidethroughNode(Mechanism):
-    """A coordinator, two nodes that train and one that stands by, all on this machine; the fault ends a whole node."""
+    """A coordinator, two nodes that train and one that stands by; the fault ends a whole node. Each is in a network
+    namespace of its own where this user may make them (root), else all are on the loopback."""
 
     def start(self) -> None:
         token = self.place.folder / "token"
         token.write_text(secrets.token_hex(32), encoding="utf-8")
-        endpoint = f"127.0.0.1:{free_port()}"
+        hosts = self._hosts("coordinator", "a", "b", "standby")
+        endpoint = f"{hosts['coordinator'][1]}:{free_port()}"
         shared = ["--nnodes", "2", "--nproc-per-node", str(self.size.world_size // 2), "--token-file", str(token)]
         shared += ["--runs", str(self.place.folder / "runs"), "--run-id", "bench"]
         ridethrough = [self.python, "-m", "ridethrough"]
-        self.place.start([*ridethrough, "coordinator", "--bind", endpoint, *shared], "coordinator", self.env())
+        command = [*hosts["coordinator"][0], *ridethrough, "coordinator", "--bind", endpoint, *shared]
+        self.place.start(command, "coordinator", self.env())
         for node in ("a", "b", "standby"):
             if node == "standby":
                 time.sleep(1.0)  # after those that are to train
-            command = [*ridethrough, "run", "--join", "--rdzv-endpoint", endpoint, *shared, *self.script]
-            self.place.start(command, node, self.env(BENCH_NODE=f"{self.place.mark}-{node}"))
+            command = [*hosts[node][0], *ridethrough, "run", "--join", "--rdzv-endpoint", endpoint]
+            env = self.env(BENCH_NODE=f"{self.place.mark}-{node}")
+            env["GLOO_SOCKET_IFNAME"] = "eth0" if self.network == "namespaces" else "lo"
+            self.place.start([*command, *shared, *self.script], node, env)
+
+    def _hosts(self, *names: str) -> dict[str, tuple[list[str], str]]:
+        """Of each host what goes before its commands, and its address."""
+        tag = f"rt{self.place.mark[:6]}"
+        try:
+            switch = Switch(tag)
+        except (LabError, OSError):  # not root, or no `ip`
+            return {name: ([], "127.0.0.1") for name in names}
+        self.network = "namespaces"
+        self.place.cleanup.callback(switch.close)
+        hosts = {}
+        for name in names:
+            space = f"{tag}-{name}"
+            address, _ = switch.connect(space)
+            self.place.cleanup.callback(switch.remove, space)
+            hosts[name] = (["ip", "netns", "exec", space], address)
+        return hosts
 
     def failed(self) -> str | None:
         code = self.place.processes["coordinator"].poll()

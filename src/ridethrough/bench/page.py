@@ -103,6 +103,8 @@ def _recovery(name: str, content: Content) -> Iterator[str]:
     if "kubernetes-pods" in names:
         factor = f"{size['clock_factor']:g}"
         yield f"kubernetes-pods ran with the kubelet's clock {factor} times as fast, and gloo's limit of 60 s, too.\n"
+    if any(row.get("network") == "namespaces" for row in content["results"]):
+        yield "The nodes of ridethrough-node were each in a network namespace of their own.\n"
     for each in names:
         yield f"- {each}: {MECHANISMS[each].about}" if each in MECHANISMS else f"- {each}"
     yield ""

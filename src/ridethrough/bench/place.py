@@ -38,6 +38,7 @@ class Place:
         self.mark = secrets.token_hex(8)
         self.keep = keep
         self.cwd = self.folder  # of its processes
+        self.cleanup = contextlib.ExitStack()  # what goes when its processes have ended
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.ended_ns: dict[int, int] = {}
         self._roll = socket.socket(socket.AF_UNIX)
@@ -101,6 +102,7 @@ class Place:
         """Ends everything and removes the folder; its logs and events go to `keep` first, if that was given."""
         try:
             self.stop()
+            self.cleanup.close()
         finally:
             os.write(self._woken, b"x")
             self._thread.join(5.0)

@@ -176,7 +176,8 @@ def _run(matrix: Matrix, name: str, python: str, fault: dict[str, Any] | None, l
         row["final_hash"], row["final_loss"] = final(events)
         if fault is not None and row["first_step_s"] is None:
             error = f"{error or 'no step after the fault'}: {place.last_words()}"
-    own = {"container_restarts": mechanism.container_restarts, "load_1min": load, "error": error}
+    own = {"container_restarts": mechanism.container_restarts, "network": mechanism.network}
+    own |= {"load_1min": load, "error": error}
     if name == "kubernetes-pods":
         own["clock_factor"] = matrix.size.clock_factor
     return {**row, **own}
