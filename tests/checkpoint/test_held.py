@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from ridethrough.checkpoint.budget import COMFORTABLE
 from ridethrough.checkpoint.held import NOTHING, Tier, newest_common
 
 
@@ -106,26 +105,51 @@ def test_a_rank_that_finds_its_snapshot_torn_takes_it_back() -> None:
     assert steps(one) == [] and freed(one) == ["1/0"]
 
 
+@pytest.mark.parametrize("writing", [False, True])
 @pytest.mark.parametrize("seed", range(20))
-def test_whatever_happens_a_common_version_is_there_and_slots_stay_few(seed: int) -> None:
-    """Two ranks that are at most one step apart, any order of landing, skipped snapshots: as soon as one version has
-    been whole there always is one, and no rank ever holds more than the slots that it has."""
+def test_four_slots_and_one_while_a_write_lasts_are_enough(seed: int, writing: bool) -> None:
+    """Rule 5: base, candidate, newest and the one being filled. Two ranks that are at most one step apart, any order
+    of landing, each before the rank's next boundary; a rank without a free slot leaves its snapshot out, and some are
+    left out or not finite by chance. As soon as one version has been whole there always is one, and after some
+    undisturbed steps it is the newest that can be."""
     chance = random.Random(seed)
     one, at, base = tier(), [0, 0], NOTHING
-    for _ in range(400):
-        rank = chance.randrange(2)
-        if at[rank] > at[1 - rank]:
-            continue
+    taken: list[set[Payload]] = [set(), set()]
+    filling: list[tuple[int, Payload, bool] | None] = [None, None]
+    written: set[Payload] = set()
+
+    def advance(rank: int, disturbed: bool) -> None:
+        nonlocal base
         at[rank] += 1
-        if chance.random() < 0.9:
-            add(one, at[rank], rank, finite=chance.random() < 0.95)
-        one.take_freed()
-        for payloads in ([v.parts.get(r) for v in one.versions.values()] for r in range(2)):
-            assert sum(p is not None for p in payloads) <= COMFORTABLE
+        landed = filling[rank]
+        if landed is not None:
+            step, payload, finite = landed
+            one.add((0, 1, step), "l", rank, payload, finite)
+        filling[rank] = None
+        if len(taken[rank]) < 4 + writing and not (disturbed and chance.random() < 0.1):
+            begun = Payload(f"{at[rank]}/{rank}")
+            taken[rank].add(begun)
+            filling[rank] = (at[rank], begun, not (disturbed and chance.random() < 0.05))
+        gone = set(one.take_freed()) - written
+        for payloads in taken:
+            payloads -= gone
         assert one.base >= base
         base = one.base
         if base != NOTHING:
             assert newest_common([one.inventory()])[0]["key"] >= list(base)
+
+    for _ in range(400):
+        rank = chance.randrange(2)
+        if at[rank] <= at[1 - rank]:
+            advance(rank, disturbed=True)
+        if writing and base != NOTHING and chance.random() < 0.05:  # the last write ends, another begins
+            held = {p for version in one.versions.values() for p in version.parts.values()}
+            for payloads in taken:
+                payloads -= written - held
+            written = set(one.versions[base].parts.values())
+    for _ in range(12):
+        advance(0 if at[0] <= at[1] else 1, disturbed=False)
+    assert base[2] >= min(at) - 1, "the step before the one that is being filled"
 
 
 def test_nodes_meet_at_the_newest_version_that_is_there_for_every_rank() -> None:

@@ -4,7 +4,8 @@ Reads one JSON request per line ({"specs": [[env, spec], ...], "out": folder, "t
 rank, answers with their exit codes. A rank prints JSON lines into <out>/<index>.out.
 
 spec: root, kind (fsdp | ddp), total, every, keep, mode, die = {ranks, step, after}, durable = [steps], generations,
-fault = step at which generation 0 is left, sleep = seconds per step, width, on_error
+fault = step at which generation 0 is left, sleep = seconds per step, width, on_error, memory,
+again = list of `memory` options of further Checkpointers, made, loaded twice and closed at the end
 """
 
 import hashlib
@@ -62,12 +63,13 @@ def generation(number):
     model, optimizer = build(spec.get("kind", "fsdp"), width)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda s: 0.99**s)
     state = rc.State(model=model, optimizer=optimizer, schedule=schedule, note=f"rank {rank}")
-    options = {k: spec[k] for k in ("every", "keep", "mode", "on_error", "keep_every") if k in spec}
+    options = {k: spec[k] for k in ("every", "keep", "mode", "on_error", "keep_every", "memory") if k in spec}
     checkpointer = rc.Checkpointer(spec["root"], state, **options)
     report = checkpointer.load()
     say(
         loaded=report.step,
         source=report.source,
+        tier=report.tier,
         rejected=report.rejected,
         note=state["note"],
         loaded_hash=digest(model, optimizer, full=True),
@@ -99,6 +101,16 @@ def generation(number):
     except rc.CheckpointError as error:
         say(error=str(error))
     say(figures=vars(checkpointer.figures))
+    loads = []
+    for memory in spec.get("again", []):
+        state = rc.State(model=model, optimizer=optimizer, schedule=schedule, note=f"rank {rank}")
+        checkpointer = rc.Checkpointer(spec["root"], state, memory=memory)
+        for _ in range(2):
+            report = checkpointer.load()
+            loads.append([report.step, report.tier, digest(model, optimizer, full=True)])
+        checkpointer.save(report.step + 1).committed(30)
+        checkpointer.close(30)
+    say(again=loads)
     return True
 
 

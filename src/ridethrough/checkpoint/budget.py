@@ -1,7 +1,8 @@
 """How many snapshots of a state fit into host memory, decided before the first step and said with numbers.
 
-With the memory tier a rank has the base, a candidate, the newest and the one being filled, and two more while storage
-writes: 6 slots; 4 keep the promise of one step while nothing is written. Less than 3 keep none.
+With the memory tier a rank has the base, a candidate, the newest and the one being filled: 4 slots keep the promise of
+one step while nothing is written. A save that is being written takes one more, and so does the next one, which waits
+for the writer: 6. Less than 3 keep no promise.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from ridethrough.checkpoint.copier import COPIER
 from ridethrough.checkpoint.errors import CheckpointError, CheckpointTimeout, StorageFull
 from ridethrough.checkpoint.figures import Figures, LoadReport, Stopwatch
 from ridethrough.checkpoint.layout import Lineage
-from ridethrough.checkpoint.loading import Limits, claim, load
+from ridethrough.checkpoint.loading import Limits, claim, load, settle
 from ridethrough.checkpoint.meeting import Meeting
 from ridethrough.checkpoint.recording import Emit
 from ridethrough.checkpoint.snapshot import Snapshotter, Wish
@@ -140,6 +140,7 @@ class Checkpointer:
         not answer).
         """
         began = time.monotonic()
+        self._end_snapshots()
         self._hand_over()
         meeting = self._meet()
         self._plan_memory(meeting)
@@ -254,6 +255,7 @@ class Checkpointer:
         meeting = self._meet()
         if self.lineage is None:
             self.lineage = claim(self.root, meeting, None, None, self.limits.storage_timeout_s)
+            settle(self.root, meeting, self.lineage, None, None, self.limits)
         lineage = self.lineage
         snapshotter = self._ready()
         self._sequence += 1
@@ -387,12 +389,17 @@ class Checkpointer:
 
     def _let_go(self) -> None:
         self._closed = True
-        if self._snapshotter is not None:
-            self._snapshotter.close()
-        self._snapshotter = None
+        self._end_snapshots()
         self._meeting = None
         self.state = State(rng=False)
         _live.discard(self)
+
+    def _end_snapshots(self) -> None:
+        """The next snapshot is of another generation, or there is none."""
+        if self._snapshotter is not None:
+            self._snapshotter.settle()
+            self._snapshotter.close()
+        self._snapshotter = None
 
     def _stall(self) -> Stopwatch:
         return Stopwatch(self.figures)

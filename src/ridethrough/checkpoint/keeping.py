@@ -211,15 +211,14 @@ class Keeping:
             tier = self._tier(message["root"])
             tier.settle(_key(message) if message["key"] is not None else None, _lineage(message))
             self._seal_incomplete(message)
-            for group in self._older(message):
+            for group in self._older(message) if message["step"] is not None else ():
                 for gone in group.roll_back(message["step"]):
                     self.release(group, gone, {"ev": "superseded", "reason": "rolled back"})
             self._free()
             self.wake.notify_all()
-        if message["timeout_s"] is not None:
-            timer = threading.Timer(message["timeout_s"], self._on_seal, (client, message, []))
-            timer.daemon = True
-            timer.start()
+        timer = threading.Timer(message["timeout_s"], self._on_seal, (client, message, []))
+        timer.daemon = True
+        timer.start()
         client.send({"ev": "settled", "id": message.get("id")})
 
     def _on_forget(self, _client: Client, message: dict[str, Any], _fds: list[int]) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ridethrough.checkpoint import apply, layout, timeline
 from ridethrough.checkpoint.errors import CheckpointError
 from ridethrough.checkpoint.figures import LoadReport
+from ridethrough.checkpoint.held import Key
 from ridethrough.checkpoint.layout import Lineage
 from ridethrough.checkpoint.meeting import Meeting
 from ridethrough.checkpoint.recall import Recalled, recall
@@ -78,27 +79,35 @@ def load(
         loaded = _after_recall(found, meeting)
     else:
         loaded = _from_storage(root, state, meeting, missing_ok, extra_ok, allow_fresh, limits)
-    if memory and meeting.speaks:
-        lineage = loaded.lineage
-        settle = {
-            "op": "settle",
-            "root": str(root),
-            "key": list(found.key) if found is not None else None,
-            "step": loaded.step,
-            "lineage": lineage.attempt(0),
-            "epoch": lineage.epoch,
-            "generation": lineage.generation,
-            "timeout_s": limits.drain_timeout_s,
-        }
-        meeting.client.ask(settle, 5.0)
+    settle(root, meeting, loaded.lineage, loaded.step, found.key if found is not None else None, limits)
     return loaded
 
 
+def settle(root: Path, meeting: Meeting, lineage: Lineage, step: int | None, key: Key | None, limits: Limits) -> None:
+    """Tell this node's keeper that `lineage` goes on from `step` (None: from no known one), which it holds as `key` or
+    not at all. Whatever else it holds in memory is of a time line that is over. Alike on all ranks."""
+    if not meeting.speaks:
+        return
+    message = {
+        "op": "settle",
+        "root": str(root),
+        "key": list(key) if key is not None else None,
+        "step": step,
+        "lineage": lineage.attempt(0),
+        "epoch": lineage.epoch,
+        "generation": lineage.generation,
+        "timeout_s": limits.drain_timeout_s,
+    }
+    meeting.client.ask(message, 5.0)
+
+
 def _after_recall(found: Recalled, meeting: Meeting) -> Loaded:
-    """The generation follows the one that made the version, on the same root epoch."""
-    generation = max(int(os.environ.get("RIDETHROUGH_GENERATION", "0")), found.key[1] + 1)
+    """The generation follows the one that made the version: on the same root epoch if it is a later one, as
+    `timeline.claim` would have it."""
+    generation = int(os.environ.get("RIDETHROUGH_GENERATION", "0"))
+    epoch = found.key[0] if generation > found.key[1] else found.key[0] + 1
     nonce, created = meeting.peers.from_rank0("heir", [secrets.token_hex(4), time.time()])
-    lineage = Lineage(found.key[0], generation, nonce)
+    lineage = Lineage(epoch, generation, nonce)
     claim = timeline.record(lineage, found.step, None, meeting.peers.world_size, created)
     source = f"memory of generation {found.key[0]}.{found.key[1]}"
     return Loaded(

@@ -1,15 +1,14 @@
 """How the ranks of a generation agree about checkpoints: through the process group's store, never by a
 collective.
 
-A few small keys at start, at load, and when the layout changes; every wait has a limit. World size 1 needs no
-store. Called on the training thread, alike on all ranks.
+A few small keys at start, at load, and when the layout changes; every wait has a limit, and no key is used twice, so
+that nothing stale is ever read. World size 1 needs no store. Called on the training thread, alike on all ranks.
 """
 
 from __future__ import annotations
 
 import json
 import socket
-import weakref
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,6 @@ from typing import Any
 import torch.distributed as dist
 
 from ridethrough.checkpoint.errors import CheckpointError, CheckpointTimeout
-
-_made: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 
 class Peers:
@@ -28,14 +25,16 @@ class Peers:
         self.timeout_s = timeout_s
         self.rank, self.world_size = 0, 1
         self.store: Any = None
+        self._turn = 0
         if dist.is_available() and dist.is_initialized():
             self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         if self.world_size > 1:
             from torch.distributed.distributed_c10d import _get_default_store
 
-            store = _get_default_store()
-            self.prefix = f"ridethrough/checkpoint/{_count(store)}/"
-            self.store = store
+            self.store = _get_default_store()
+            # Counted in the store, which may outlive this process group.
+            number = self.store.add(f"ridethrough/checkpoint/{self.rank}", 1)
+            self.prefix = f"ridethrough/checkpoint/{number}/"
 
     def publish(self, key: str, value: Any) -> None:
         if self.store is not None:
@@ -57,6 +56,7 @@ class Peers:
         """Rank 0 publishes `value`, everybody returns it."""
         if self.store is None:
             return value
+        key = self._numbered(key)
         if self.rank == 0:
             self.publish(key, value)
             return value
@@ -66,6 +66,7 @@ class Peers:
         """Every rank's value, in rank order, on every rank: rank 0 collects and publishes the list."""
         if self.store is None:
             return [value]
+        key = self._numbered(key)
         if self.rank != 0:
             self.publish(f"{key}/{self.rank}", value)
             return list(self.read(f"{key}/all", timeout_s))
@@ -73,12 +74,9 @@ class Peers:
         self.publish(f"{key}/all", values)
         return values
 
-
-def _count(store: Any) -> int:
-    """How many Peers this process has made on this store: alike on all ranks as long as all make them in the
-    same order."""
-    _made[store] = _made.get(store, 0) + 1
-    return _made[store]
+    def _numbered(self, key: str) -> str:
+        self._turn += 1
+        return f"{self._turn}/{key}"
 
 
 def host_identity() -> str:

@@ -141,14 +141,12 @@ def recall(
         first = [meeting.nodes.index(node) for node in range(meeting.num_nodes)]
         candidates = held.newest_common([told[rank] for rank in first], older_than)
     rejected: list[tuple[str, str]] = []
-    turn = 0
     while True:
-        turn += 1
-        proposal = peers.from_rank0(f"recall/{turn}", candidates.pop(0) if candidates else None)
+        proposal = peers.from_rank0("recall", candidates.pop(0) if candidates else None)
         if proposal is None:
             return None
         outcome, result = _attempt(root, state, meeting, proposal, missing_ok, extra_ok)
-        outcomes = peers.gather(f"recall/{turn}/outcome", outcome)
+        outcomes = peers.gather("recalled", outcome)
         epoch, generation, step = proposal["key"]
         if all("error" not in o for o in outcomes):
             tier = "memory" if all(o["source"] == "own" for o in outcomes) else "peer"

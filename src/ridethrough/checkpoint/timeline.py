@@ -152,20 +152,18 @@ def choose_and_load(
             candidates.sort(key=lambda a: a.step >= older_than)
         rejected = [(str(a.path), a.reason) for a in attempts if a.state != "committed"]
         had_commit = any(a.state in ("committed", "damaged") for a in attempts)
-    turn = 0
     while True:
-        turn += 1
         proposal: dict[str, Any] | None = None
         if peers.rank == 0:
             ask = functools.partial(_propose, candidates, rejected)
             proposal = bounded(ask, storage_timeout_s, f"{root}: reading records")
-        proposal = peers.from_rank0(f"load/{turn}", proposal)
+        proposal = peers.from_rank0("load", proposal)
         assert proposal is not None
         if proposal["name"] is None:
             rejected = [(str(p), str(r)) for p, r in proposal["rejected"]]
             if peers.rank == 0:
                 proposal["had_commit"] = had_commit
-            had = peers.from_rank0("load/had_commit", proposal.get("had_commit"))
+            had = peers.from_rank0("had_commit", proposal.get("had_commit"))
             if had and not allow_fresh:
                 lines = "".join(f"\n  {path}: {reason}" for path, reason in rejected)
                 raise NoUsableCheckpoint(
@@ -184,7 +182,7 @@ def choose_and_load(
             outcome = {"kind": "damaged", "reason": f"rank {peers.rank}: {error}"}
         except StateMismatch as error:
             outcome = {"kind": "mismatch", "reason": f"rank {peers.rank}: {error}"}
-        outcomes = peers.gather(f"load/{turn}/outcome", outcome)
+        outcomes = peers.gather("loaded", outcome)
         bad = next((o for o in outcomes if o["kind"] == "mismatch"), None)
         if bad:
             raise StateMismatch(bad["reason"])
