@@ -140,6 +140,11 @@ class Job:
             "cpu_s": self.cpu_s() - cpu_s,
         }
 
+    def repeat_step(self) -> None:
+        """An optimizer's step that changes nothing."""
+        self.optimizer.all_of_it = False
+        self.optimizer.step()
+
     def cpu_s(self) -> float:
         """CPU seconds so far of every process of the job: ranks, keeper, writers. The same number on all ranks."""
         dist.barrier()

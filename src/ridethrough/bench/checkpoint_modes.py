@@ -20,6 +20,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
 
 KEPT = 3
+COMPARED_SNAPSHOTS = 2  # by a Checkpointer, once a generation
 
 
 class Mode:
@@ -236,9 +237,13 @@ class Ridethrough(Mode):
         self.tickets: list[Any] = []
 
     def begin(self, interval: int) -> None:
-        """A checkpointer that is new makes its arenas at its first save: that one is not counted, as for all modes."""
-        if not self.tickets:
-            self.timed_save(self.job.step)
+        """A new checkpointer makes its arenas at its first saves, and compares its first two snapshots whole: these are
+        not counted, as the first save of all modes."""
+        if self.mode == "async":
+            for _ in range(COMPARED_SNAPSHOTS + 1):
+                self.save(self.job.step)
+                self.job.repeat_step()
+                self.finish()
         self.tickets = []
 
     def save(self, step: int) -> None:

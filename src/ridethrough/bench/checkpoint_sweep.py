@@ -9,7 +9,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +75,7 @@ def run_sweep(sweep: Sweep, tell: Callable[[str], None]) -> dict[str, Any]:
             tell(f"{world_size} ranks x {state_bytes >> 20} MiB: dcp.save takes {found['write_s']:.2f} s")
             for rep in range(sweep.reps):
                 for mode in _turned(list(pythons), rep):
-                    for row in _all_rows(sweep, mode, pythons[mode], size, found["write_s"]):
+                    for row in _rows(sweep, mode, pythons[mode], size, found["write_s"]):
                         results.append({"mode": mode, "rep": rep, "compute": sweep.compute, **size, **row})
                         tell(_line(results[-1]))
     asked = {key: value for key, value in asdict(sweep).items() if key not in ("peers", "folder", "keep")}
@@ -97,13 +97,6 @@ def run_sweep(sweep: Sweep, tell: Callable[[str], None]) -> dict[str, Any]:
 def _turned(modes: list[str], rep: int) -> list[str]:
     turn = rep % len(modes) if modes else 0
     return modes[turn:] + modes[:turn]
-
-
-def _all_rows(sweep: Sweep, mode: str, python: str, size: dict[str, int], write_s: float) -> Iterator[dict[str, Any]]:
-    """One job for all windows; with the memory tier a job for each, since loading ends the time line that it keeps."""
-    each = [(window,) for window in sweep.windows] if mode == "ridethrough-memory" else [tuple(sweep.windows)]
-    for windows in each:
-        yield from _rows(replace(sweep, windows=windows), mode, python, size, write_s)
 
 
 def _rows(sweep: Sweep, mode: str, python: str, size: dict[str, int], write_s: float) -> Iterator[dict[str, Any]]:

@@ -54,10 +54,14 @@ def sample(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _same_bits(live: torch.Tensor, copied: torch.Tensor) -> bool:
-    copied = copied.to(live.device)
-    return torch.equal(
-        live.contiguous().reshape(-1).view(torch.uint8), copied.contiguous().reshape(-1).view(torch.uint8)
-    )
+    return torch.equal(_bits(live), _bits(copied.to(live.device)))
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """As integers, eight bytes each where that goes: comparing them is several times as fast."""
+    flat = tensor.contiguous().reshape(-1).view(torch.uint8)
+    wide = flat.numel() % 8 == 0 and flat.data_ptr() % 8 == 0 and flat.storage_offset() % 8 == 0
+    return flat.view(torch.int64) if wide else flat
 
 
 def same_value(a: Any, b: Any) -> bool:

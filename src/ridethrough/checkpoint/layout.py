@@ -34,9 +34,12 @@ _PREFIX, _MIDDLE, _END = b'{"body":', b',"seal":"', b'"}\n'
 _SEAL_BYTES = 32
 
 
-def digest(data: bytes | bytearray | memoryview) -> str:
-    """xxh3-128 as 32 hex digits."""
-    return xxhash.xxh3_128_hexdigest(data)
+def digest(*pieces: bytes | bytearray | memoryview) -> str:
+    """xxh3-128 of the pieces one after the other, as 32 hex digits."""
+    found = xxhash.xxh3_128()
+    for piece in pieces:
+        found.update(piece)
+    return found.hexdigest()
 
 
 def seal(record: dict[str, Any]) -> bytes:

@@ -9,6 +9,7 @@ lies across several saved chunks (another world size), the overlaps are copied.
 from __future__ import annotations
 
 import io
+import itertools
 import math
 import os
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ from ridethrough.checkpoint.errors import DamagedCheckpoint, StateMismatch
 from ridethrough.checkpoint.layout import digest
 
 READ_THREADS = max(1, min(4, os.cpu_count() or 1))
-_ALL = "all"
+MAX_PIECES = 1024  # of one preadv
 
 
 @dataclass
@@ -198,7 +199,9 @@ class Reader:
                 with ThreadPoolExecutor(READ_THREADS, thread_name_prefix="rt-read") as pool:
                     total = sum(pool.map(self._chunk, jobs))
             for target, source in self._after:
-                target.copy_(source)
+                target.copy_(source, non_blocking=True)  # from pinned memory where the target is on CUDA
+            if any(target.is_cuda for target, _source in self._after):
+                torch.cuda.synchronize()
         self._after.clear()
         self._reads.clear()
         return total
@@ -209,29 +212,60 @@ class Reader:
         start = number * file["chunk_bytes"]
         size = min(file["chunk_bytes"], file["bytes"] - start)
         path = self.index.folder / name
-        buffer = torch.empty(size, dtype=torch.uint8)
-        memory: Any = buffer.numpy()
-        view = memoryview(memory)
+        shared = any(later.start < earlier.end for earlier, later in itertools.pairwise(reads))
+        pieces = [_spare(size)] if shared else _pieces(reads, start, start + size)
         fileops.reading("read", path)
         try:
             fd = os.open(path, os.O_RDONLY)
             try:
-                got = 0
-                while got < size:
-                    n = os.preadv(fd, [view[got:]], start + got)
-                    if n == 0:
-                        raise DamagedCheckpoint(f"{path}: ends at byte {start + got}, committed with {file['bytes']}")
-                    got += n
+                _fill(fd, pieces, start, path)
             finally:
                 os.close(fd)
         except OSError as error:
             raise DamagedCheckpoint(f"{path}: {error.strerror or error}") from error
-        if digest(view) != file["hashes"][number]:
+        if digest(*pieces) != file["hashes"][number]:
             raise DamagedCheckpoint(f"{path}: bytes {start}..{start + size} differ from their committed hash")
-        for read in reads:
-            low, high = max(read.start, start), min(read.end, start + size)
-            read.target[low - read.start : high - read.start].copy_(buffer[low - start : high - start])
+        if shared:  # tied tensors: the same bytes are wanted several times
+            whole = torch.frombuffer(pieces[0], dtype=torch.uint8)
+            for read in reads:
+                low, high = max(read.start, start), min(read.end, start + size)
+                read.target[low - read.start : high - read.start].copy_(whole[low - start : high - start])
         return int(size)
+
+
+def _pieces(reads: list[_Read], start: int, end: int) -> list[memoryview]:
+    """Where bytes [start, end) of a file go, in order: straight into their targets, the rest into spare memory."""
+    pieces: list[memoryview] = []
+    at = start
+    for read in reads:
+        low, high = max(read.start, start), min(read.end, end)
+        if low > at:
+            pieces.append(_spare(low - at))
+        target: Any = read.target[low - read.start : high - read.start].numpy()
+        pieces.append(memoryview(target))
+        at = high
+    if at < end:
+        pieces.append(_spare(end - at))
+    return pieces
+
+
+def _spare(size: int) -> memoryview:
+    buffer: Any = torch.empty(size, dtype=torch.uint8).numpy()
+    return memoryview(buffer)
+
+
+def _fill(fd: int, pieces: list[memoryview], at: int, path: Path) -> None:
+    """Read the file from byte `at` on into the pieces. Raises DamagedCheckpoint where it ends early."""
+    left = list(pieces)
+    while left:
+        count = os.preadv(fd, left[:MAX_PIECES], at)
+        if count == 0:
+            raise DamagedCheckpoint(f"{path}: ends at byte {at}, and was committed with more")
+        at += count
+        while left and count >= len(left[0]):
+            count -= len(left.pop(0))
+        if count:
+            left[0] = left[0][count:]
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
