@@ -16,6 +16,7 @@ from torch import nn
 
 import ridethrough.checkpoint as rc
 from ridethrough.checkpoint import archive, budget, layout
+from ridethrough.checkpoint.arena import POOL
 from ridethrough.checkpoint.errors import CheckpointError
 from ridethrough.checkpoint.restore import load_value
 from ridethrough.checkpoint.state import State, rng_state
@@ -82,6 +83,30 @@ def test_fsdp1_is_refused_with_the_remedy(tmp_path: Path) -> None:
                 CheckpointError, match=r"FSDP1 is not supported; use torch\.distributed\.fsdp\.fully_shard"
             ):
                 State(model=model)
+    finally:
+        dist.destroy_process_group()
+
+
+def test_shards_as_fsdp1_gives_them_are_refused_in_an_objects_state(tmp_path: Path) -> None:
+    """What LOCAL and SHARDED state dicts of FSDP1 hold."""
+    from torch.distributed._shard.sharded_tensor import Shard, init_from_local_shards
+
+    class Wrapper:
+        def state_dict(self) -> Any:
+            shard = Shard.from_tensor_and_offsets(torch.ones(4), [0], 0)
+            return {"weight": init_from_local_shards([shard], 4)}
+
+        def load_state_dict(self, state: Any) -> None: ...
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        one = rc.Checkpointer(tmp_path, State(model=Wrapper()))
+        one.load()
+        busy = POOL.num_busy()
+        with pytest.raises(CheckpointError, match=r"ShardedTensor inside an object.*fully_shard"):
+            one.save(1)
+        assert POOL.num_busy() == busy, "a save that is refused takes no slot"
+        one.abandon()
     finally:
         dist.destroy_process_group()
 

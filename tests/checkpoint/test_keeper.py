@@ -283,6 +283,25 @@ def test_the_keeper_and_the_package_import_no_torch() -> None:
     assert done.stdout.strip() == "False"
 
 
+def test_a_write_longer_than_the_grace_is_warned_of_once(
+    job: Any, own_keeper: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rule 27. The keeper has 0.1 s where it is told to stop, storage takes 0.4 s for a state."""
+    spawn = subprocess.Popen
+    monkeypatch.setattr(client.subprocess, "Popen", lambda argv, **more: spawn([*argv, "--grace", "0.1"], **more))
+    own_keeper("slow", SLOW_S="0.4")
+    one = job()
+    one.checkpointer.load()
+    one.run(0, 1)
+    with pytest.warns(
+        UserWarning, match=r"took 0\.\d+ s to write, and a keeper that is told to stop has 0\.1 s"
+    ) as told:
+        for step in (1, 2):
+            one.checkpointer.save(step).committed(20)
+    assert len(told) == 1
+    one.checkpointer.close(20)
+
+
 def test_messages_carry_descriptors_and_refuse_nonsense() -> None:
     left, right = socket.socketpair()
     fd = os.memfd_create("x")

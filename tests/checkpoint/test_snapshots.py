@@ -85,6 +85,22 @@ def test_a_write_between_the_boundary_and_the_fence_is_found_in_the_first_snapsh
     assert ticket.state == "superseded"
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_weights_are_finite_up_to_the_largest_number_and_not_beyond(
+    job: Any, tmp_path: Path, dtype: torch.dtype
+) -> None:
+    one = job(keep=9)
+    one.checkpointer.load()
+    one.model.to(dtype)
+    values = {1: torch.finfo(dtype).max, 2: float("inf"), 3: float("nan"), 4: -1.0}
+    for step, value in values.items():
+        with torch.no_grad():
+            one.model[0].weight[3, 5] = value
+        one.checkpointer.save(step).committed(20)
+    states = {a.step: a.state for a in layout.scan(tmp_path / "ckpt")}
+    assert states == {1: "committed", 2: "rejected", 3: "rejected", 4: "committed"}
+
+
 def test_grown_and_replaced_state_is_planned_anew(job: Any, undisturbed: Any) -> None:
     """Rule 4: lazily made Adam state, a new parameter group, state replaced by load_state_dict."""
     one = job()

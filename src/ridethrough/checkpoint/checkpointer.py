@@ -13,9 +13,9 @@ docs/checkpoints.md.
 
 from __future__ import annotations
 
-import errno
 import functools
 import os
+import sys
 import threading
 import time
 import warnings
@@ -28,15 +28,18 @@ from ridethrough.checkpoint import fileops, recording, timeline
 from ridethrough.checkpoint.budget import agreed_slots
 from ridethrough.checkpoint.client import any_client
 from ridethrough.checkpoint.copier import COPIER
-from ridethrough.checkpoint.errors import CheckpointError, CheckpointTimeout, StorageFull
+from ridethrough.checkpoint.errors import CheckpointError, CheckpointTimeout
 from ridethrough.checkpoint.figures import Figures, LoadReport, Stopwatch
 from ridethrough.checkpoint.layout import Lineage
 from ridethrough.checkpoint.loading import Limits, claim, load, settle
 from ridethrough.checkpoint.meeting import Meeting
+from ridethrough.checkpoint.outcomes import Outcomes
+from ridethrough.checkpoint.promise import Measuring, Promise, affordable_every
 from ridethrough.checkpoint.recording import Emit
 from ridethrough.checkpoint.snapshot import Snapshotter, Wish
+from ridethrough.checkpoint.spike import LossSpike
 from ridethrough.checkpoint.state import State
-from ridethrough.checkpoint.ticket import COMMITTED, FAILED, STAGED, SUPERSEDED, Ticket
+from ridethrough.checkpoint.ticket import SUPERSEDED, Ticket
 
 _live: weakref.WeakSet[Checkpointer] = weakref.WeakSet()
 
@@ -58,9 +61,11 @@ class Checkpointer:
     mode: "async" hides the copy behind the next forward and backward; "sync" blocks until committed; files
       are identical.
     on_error: what the next call does about a save that failed: "raise" CheckpointError, or "warn" and go on.
-    memory: hold a snapshot of every step ("auto") or of every so many (a number) in the keeper's memory, where it
-      survives this process, and load from there after a fault; "auto" is "off" without `ridethrough run`, and with
-      mode="sync".
+    memory: hold a snapshot of every step ("auto") or of every so many (a number, or "measured": so many that they cost
+      2 % of the first steps' time at most) in the keeper's memory, where it survives this process, and load from there
+      after a fault; "auto" is "off" without `ridethrough run`, and with mode="sync".
+    spike_factor: a snapshot whose loss, as told to `observe_loss`, is above so many times the median of the last 32
+      does not replace an older one in memory; None: any loss may.
     slots: snapshots in host memory at once (each as large as this rank's share of the state); None: as many as
       `memory` needs.
     allow_missing, allow_extra: key patterns that may differ at load. allow_fresh: start at 0 when every
@@ -79,7 +84,8 @@ class Checkpointer:
         keep_every: int | None = None,
         mode: Literal["async", "sync"] = "async",
         on_error: Literal["raise", "warn"] = "raise",
-        memory: Literal["auto", "off"] | int = "auto",
+        memory: Literal["auto", "off", "measured"] | int = "auto",
+        spike_factor: float | None = None,
         slots: int | None = None,
         allow_missing: Iterable[str] = (),
         allow_extra: Iterable[str] = (),
@@ -97,25 +103,33 @@ class Checkpointer:
         self.root = Path(root).absolute()
         self.state = state
         self.every, self.keep, self.keep_every = every, keep, keep_every
-        if memory not in ("auto", "off") and (not isinstance(memory, int) or memory < 1):
-            raise CheckpointError(f'memory={memory!r}: "auto", "off", or a number of steps from 1 on')
-        self.mode, self.on_error = mode, on_error
+        if memory not in ("auto", "off", "measured") and (not isinstance(memory, int) or memory < 1):
+            raise CheckpointError(f'memory={memory!r}: "auto", "off", "measured", or a number of steps from 1 on')
+        if spike_factor is not None and not spike_factor > 1:
+            raise CheckpointError(f"spike_factor={spike_factor!r}: must be above 1, or None")
+        self.mode = mode
         self.allow_missing, self.allow_extra, self.allow_fresh = tuple(allow_missing), tuple(allow_extra), allow_fresh
         self.limits = Limits(agree_timeout_s, drain_timeout_s, storage_timeout_s)
         self.commit_timeout_s = commit_timeout_s
         launched = "RIDETHROUGH_KEEPER" in os.environ and mode == "async"
-        self.memory_every = memory if isinstance(memory, int) else int(memory == "auto" and launched)
-        self.memory_explicit = isinstance(memory, int)
+        self.memory_explicit = memory not in ("auto", "off")
+        self.memory_every = (
+            memory if isinstance(memory, int) else int(self.memory_explicit or (memory == "auto" and launched))
+        )
+        self._chosen_by_cost = memory == "measured"
+        self._measuring = Measuring()
+        self._spike = LossSpike(spike_factor) if spike_factor is not None else None
+        self._suspect = False
         self.slots = slots
         self.generation = int(os.environ.get("RIDETHROUGH_GENERATION", "0"))
         self.figures = Figures()
+        self._outcomes = Outcomes(self.figures, on_error, self._report)
         self.lineage: Lineage | None = None
         self._recorder = recorder
         self._meeting: Meeting | None = None
         self._claim_later: dict[str, Any] | None = None
         self._snapshotter: Snapshotter | None = None
         self._tickets: list[Ticket] = []
-        self._errors: list[CheckpointError] = []
         self._sequence = 0
         self._skipped: int | None = None
         self._last_step = 0
@@ -123,7 +137,6 @@ class Checkpointer:
         self._last_durable = -1
         self._prepares = any(p.is_cuda for m in state.modules.values() for p in m.parameters())
         self._closed = False
-        self._lock = threading.Lock()
         fileops.hook_from_environment("RIDETHROUGH_LOAD_HOOK")
         if not (self.memory_every and self.generation > 1):  # a recovery from memory touches no storage
             check = functools.partial(timeline.check_root, self.root)
@@ -173,6 +186,8 @@ class Checkpointer:
         self._check()
         self._last_step = step
         self._skipped = None
+        if self.memory_every:
+            self._measure(step)
         settled = True
         if self._snapshotter is not None:
             with self._stall():
@@ -200,6 +215,11 @@ class Checkpointer:
                 self._snapshotter.boundary()
         return self._save(step, durable)
 
+    def observe_loss(self, loss: float) -> None:
+        """The loss of the step in progress, for `spike_factor`. Before `step`, on any rank that has one."""
+        if self._spike is not None:
+            self._suspect |= self._spike.judge(loss)
+
     def fence(self) -> None:
         """Call before anything but a torch optimizer changes parameters or optimizer state: waits for a
         running copy."""
@@ -224,12 +244,12 @@ class Checkpointer:
                 except CheckpointTimeout:
                     raise
                 except CheckpointError:
-                    pass  # in self._errors
+                    pass  # raised below
             if self.memory_every and self._meeting is not None and self._last_durable >= self._last_step:
                 self._meeting.client.tell({"op": "forget", "root": str(self.root)})  # it is all in storage
         finally:
             self._let_go()
-        self._check(closing=True)
+        self._outcomes.check()
 
     def abandon(self) -> None:
         """The generation is over: let go of the state at once. Never raises, at most half a second."""
@@ -249,7 +269,7 @@ class Checkpointer:
         self._sequence += 1
         ticket = Ticket(step, False, self._settle, in_memory=True)
         with self._stall():
-            self._ready().start(Wish(step, self._sequence, ticket))
+            self._ready().start(Wish(step, self._sequence, ticket, suspect=self._take_suspicion()))
 
     def _save(self, step: int, durable: bool) -> Ticket:
         meeting = self._meet()
@@ -268,13 +288,35 @@ class Checkpointer:
         began = time.monotonic_ns()
         with self._stall():
             attempt = lineage.attempt(self._sequence)
-            snapshotter.start(Wish(step, self._sequence, ticket, attempt, durable, self.mode == "sync"))
+            suspect = self._take_suspicion()
+            snapshotter.start(Wish(step, self._sequence, ticket, attempt, durable, self.mode == "sync", suspect))
             self._skipped = step if ticket.state == SUPERSEDED else None
             if self.mode == "sync":
                 ticket.committed(self.commit_timeout_s)
         self._report("phase", t_ns=began, phase="save", edge="begin", step=step)
         self._report("phase", phase="save", edge="end", step=step)
         return ticket
+
+    def _take_suspicion(self) -> bool:
+        suspect, self._suspect = self._suspect, False
+        return suspect
+
+    def _measure(self, step: int) -> None:
+        """After the first snapshots: choose their interval by what they cost, if asked, and say what is promised."""
+        measured = self._measuring.step_ended(time.perf_counter(), self.figures.stall_s)
+        if measured is None or self._meeting is None:
+            return
+        meeting = self._meeting
+        every = affordable_every(*measured) if self._chosen_by_cost else self.memory_every
+        reply = meeting.client.ask({"op": "replica_time"}, 5.0) if meeting.speaks else None
+        told = meeting.peers.gather("promise", [every, *measured, reply["seconds"] if reply else None])
+        everys, steps, costs, replicas = zip(*told, strict=True)
+        self.memory_every = max(everys)
+        slowest = max((r for r in replicas if r is not None), default=None)
+        promise = Promise(self.memory_every, max(steps), max(costs), slowest)
+        if meeting.peers.rank == 0:
+            print(f"ridethrough: {promise.text()}", file=sys.stderr, flush=True)
+        self._report("promise", step=step, **vars(promise), node_loss_steps=promise.node_loss_steps)
 
     def _replicated(self, step: int) -> bool | None:
         """Whether this generation's snapshot of `step`, or a newer one, is on another node; None: no replicas."""
@@ -310,6 +352,7 @@ class Checkpointer:
         if self._snapshotter is None:
             assert self._meeting is not None and self.lineage is not None
             meeting, lineage = self._meeting, self.lineage
+            self._outcomes.speaks = meeting.speaks
             options = {
                 "keep": self.keep,
                 "keep_every": self.keep_every,
@@ -319,67 +362,20 @@ class Checkpointer:
             }
             group = meeting.group(str(self.root), lineage, options)
             self._snapshotter = Snapshotter(
-                self.state, meeting.peers, meeting.client, group, self.slots or 3, self._event, self.memory_every > 0
+                self.state,
+                meeting.peers,
+                meeting.client,
+                group,
+                self.slots or 3,
+                self._outcomes.event,
+                self.memory_every > 0,
             )
         return self._snapshotter
 
-    def _event(self, ticket: Ticket, event: dict[str, Any]) -> None:
-        """A snapshot has come further. Called on the copy thread, or on the keeper's reader thread."""
-        kind, figures = event["ev"], self.figures
-        if ticket.in_memory and kind != "failed":
-            ticket.advance(STAGED if kind == "held" else SUPERSEDED)
-            figures.held += kind == "held"
-            figures.not_held += kind != "held"
-            return
-        with self._lock:
-            if kind == "staged":
-                figures.staged += 1
-                ticket.advance(STAGED)
-            elif kind == "committed":
-                figures.committed += 1
-                figures.bytes_committed += event["bytes"]
-                figures.write_s += event["seconds"]
-                figures.last_committed_step = max(figures.last_committed_step, ticket.step)
-                figures.last_committed_at = time.monotonic()
-                ticket.advance(COMMITTED, path=event["path"], seconds=event["seconds"], nbytes=event["bytes"])
-            elif kind == "superseded":
-                figures.superseded += 1
-                figures.skipped += bool(event.get("skipped"))
-                if ticket.durable and not self._closed:
-                    error = f"durable save of step {ticket.step} was dropped: {event.get('reason')}"
-                    self._errors.append(CheckpointError(error))
-                    ticket.advance(FAILED, error=error)
-                else:
-                    ticket.advance(SUPERSEDED)
-            else:
-                figures.failed += 1
-                rank = event.get("rank")
-                who = f"rank {rank}" if rank is not None else "the keeper"
-                error = f"save of step {ticket.step} failed on {who}: {event['path']}: {event['error']}"
-                full = event.get("errno") in (errno.ENOSPC, errno.EDQUOT)
-                self._errors.append(StorageFull(error) if full else CheckpointError(error))
-                ticket.advance(FAILED, error=error)
-        self._report(
-            "save",
-            step=ticket.step,
-            event=kind,
-            bytes=event.get("bytes", 0),
-            seconds=event.get("seconds", 0.0),
-            path=event.get("path"),
-            error=event.get("error"),
-        )
-
-    def _check(self, closing: bool = False) -> None:
-        if self._closed and not closing:
+    def _check(self) -> None:
+        if self._closed:
             raise CheckpointError("this Checkpointer is closed; make a new one")
-        with self._lock:
-            errors, self._errors = self._errors, []
-        if not errors:
-            return
-        text = "; ".join(map(str, errors))
-        if self.on_error == "raise":
-            raise type(errors[0])(text)
-        warnings.warn(text, stacklevel=3)
+        self._outcomes.check()
 
     def _meet(self) -> Meeting:
         """Meet the other ranks. Once per checkpointer."""
@@ -388,7 +384,7 @@ class Checkpointer:
         return self._meeting
 
     def _let_go(self) -> None:
-        self._closed = True
+        self._closed = self._outcomes.closed = True
         self._end_snapshots()
         self._meeting = None
         self.state = State(rng=False)

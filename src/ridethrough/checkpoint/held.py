@@ -56,13 +56,14 @@ class Tier:
             self.lineage, self.local_ranks, self.world_size = lineage, local_ranks, world_size
             self.newest, self.poisoned = {}, set()
 
-    def add(self, key: Key, lineage: str, rank: int, payload: Any, finite: bool) -> None:
-        """A rank's share has landed. One of an older generation, or of a version that is not finite, is freed."""
+    def add(self, key: Key, lineage: str, rank: int, payload: Any, good: bool) -> None:
+        """A rank's share has landed. One of an older generation, or of a version that is not good (not finite, or
+        suspect), is freed."""
         if key[:2] != self.lineage or key <= self.base:
             self.freed.append(payload)
             return
         self.newest[rank] = max(key, self.newest.get(rank, NOTHING))
-        if not finite:
+        if not good:
             self.poisoned.add(key)
         if key in self.poisoned:
             self.freed.append(payload)

@@ -69,6 +69,7 @@ def run_job(job: Job) -> None:
         "bytes": record["bytes"],
         "written": bytes_written,
         "seconds": round(seconds, 6),
+        "grace_s": job.keeper.grace_s,
         "deleted": deleted,
         "trouble": trouble,
         "unsupported": fileops.unsupported_seen(),

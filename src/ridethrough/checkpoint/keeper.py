@@ -38,8 +38,8 @@ class Keeper(Keeping):
     """A keeping that knows when it is over."""
 
     def __init__(self, path: Path, recorder: Recorder, *, exit_when_idle: bool, grace_s: float) -> None:
-        super().__init__(path, recorder)
-        self.exit_when_idle, self.grace_s = exit_when_idle, grace_s
+        super().__init__(path, recorder, grace_s)
+        self.exit_when_idle = exit_when_idle
         self.parent = os.getppid()
 
     def finished(self) -> bool:
@@ -114,6 +114,7 @@ def main(argv: list[str] | None = None) -> int:
     threading.Thread(target=keeper.work, name="rt-job", daemon=True).start()
     uid = os.getuid()
     while not keeper.finished():
+        keeper.report()
         try:
             sock, _ = server.accept()
         except (TimeoutError, InterruptedError):

@@ -21,14 +21,15 @@ if TYPE_CHECKING:
     from ridethrough.checkpoint.replica import Replica
 
 POLL_S = 0.02
+REPORT_S = 5.0
 LAST_WORDS_S = 1.0  # to read what a worker that has just died had still sent
 
 
 class Keeping:
     """Threads: one per worker calls `serve`, one calls `work`."""
 
-    def __init__(self, path: Path, recorder: Recorder) -> None:
-        self.path, self.recorder = path, recorder
+    def __init__(self, path: Path, recorder: Recorder, grace_s: float) -> None:
+        self.path, self.recorder, self.grace_s = path, recorder, grace_s
         self.wake = threading.Condition()
         self.groups: dict[tuple[str, str], backlog.Group] = {}
         self.tiers: dict[str, held.Tier] = {}
@@ -40,6 +41,8 @@ class Keeping:
         self.written: dict[str, int] = {}  # newest committed step of each root
         self.seen: dict[tuple[str, str], dict[str, Any]] = {}  # what each group was told at its start
         self.last_client = time.monotonic()
+        self.reported: held.Key = held.NOTHING
+        self.reported_at = -REPORT_S
 
     # -- messages ---------------------------------------------------------------------------------------------------
     def serve(self, client: Client) -> None:
@@ -121,7 +124,7 @@ class Keeping:
             if group.info["memory"]:
                 kept.uses.add("memory")
                 key = (group.info["epoch"], group.info["generation"], message["step"])
-                self._tier(message["root"]).add(key, message["lineage"], message["rank"], kept, kept.finite)
+                self._tier(message["root"]).add(key, message["lineage"], message["rank"], kept, kept.good)
                 self._free()
             self.wake.notify_all()
 
@@ -238,6 +241,10 @@ class Keeping:
         there = self.neighbours.holds(_key(message)) if self.neighbours is not None else None
         client.send({"ev": "replicated", "id": message["id"], "replicated": there})
 
+    def _on_replica_time(self, client: Client, message: dict[str, Any], _fds: list[int]) -> None:
+        seconds = self.neighbours.seconds if self.neighbours is not None else None
+        client.send({"ev": "replica_time", "id": message["id"], "seconds": seconds})
+
     # -- other nodes' keepers -----------------------------------------------------------------------------------------
     def share(self, message: dict[str, Any]) -> Kept | Replica | None:
         """What is held here of a rank and version, own or replica. Any thread."""
@@ -263,8 +270,17 @@ class Keeping:
                 tier.agree(**word)
                 self._free()
 
-    def replicated(self, key: held.Key, seconds: float) -> None:
-        self.recorder.emit("replica", step=key[2], seconds=round(seconds, 6))
+    def report(self) -> None:
+        """What a fault would cost now, into the run's record: on rank 0's node, every REPORT_S if it has changed."""
+        with self.wake:
+            bases = [tier.base for tier in self.tiers.values() if tier.leads and tier.base != held.NOTHING]
+        newest, now = max(bases, default=self.reported), time.monotonic()
+        if newest == self.reported or now - self.reported_at < REPORT_S:
+            return
+        self.reported, self.reported_at = newest, now
+        replicated = self.neighbours is not None and bool(self.neighbours.holds(newest))
+        seconds = self.neighbours.seconds if self.neighbours is not None else None
+        self.recorder.emit("memory", step=newest[2], replicated=replicated, replica_s=seconds)
 
     # -- underneath -------------------------------------------------------------------------------------------------
     def _tier(self, root: str) -> held.Tier:

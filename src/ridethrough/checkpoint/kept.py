@@ -81,6 +81,7 @@ class Kept:
         self.layout = message["layout"]
         self.entries: list[dict[str, Any]] = client.layouts[self.layout] + message["entries"]
         self.finite: bool = message["finite"]
+        self.good: bool = self.finite and not message["suspect"]
         self.alone: bool = message["alone"]
         self.proven: bool = message["proven"]
         self.uses: set[str] = set()

@@ -37,7 +37,8 @@ class Neighbours:
         self.group: dict[str, Any] | None = None  # of the newest generation
         self.following: held.Key = held.NOTHING
         self.sent: held.Key = held.NOTHING
-        self.bytes_sent, self.seconds = 0, 0.0
+        self.bytes_sent = 0
+        self.seconds: float | None = None  # of the last replication
         self.changed = threading.Condition()
         self.links: dict[str, tuple[str, socket.socket]] = {}  # thread -> endpoint and connection
         for name, call in (("neighbours", self._accept), ("agree", self._agree), ("replicate", self._replicate)):
@@ -180,7 +181,6 @@ class Neighbours:
                     if group is self.group:
                         self.sent = key
                 self.seconds = time.monotonic() - began
-                self.keeping.replicated(key, self.seconds)
             except (OSError, ValueError, KeyError):
                 self._unlink("replicate")
                 time.sleep(0.1)

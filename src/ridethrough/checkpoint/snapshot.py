@@ -41,7 +41,7 @@ Event = Callable[[Ticket, dict[str, Any]], None]
 @dataclasses.dataclass
 class Wish:
     """What a snapshot is for. `attempt` names the save that is to be written to storage (None: memory only);
-    `durable`: it must not be superseded; `ticket` is told how it went."""
+    `durable`: it must not be superseded; `ticket` is told how it went; `suspect`: no recovery should go back to it."""
 
     step: int
     sequence: int
@@ -49,6 +49,7 @@ class Wish:
     attempt: str | None = None
     durable: bool = False
     synchronous: bool = False
+    suspect: bool = False
 
 
 class _Pending:
@@ -121,7 +122,7 @@ class Snapshotter:
     def start(self, wish: Wish) -> bool:
         """Begin a snapshot; False if there is no slot for it. Raises CheckpointError when there is no memory."""
         with torch.no_grad():
-            plan = self._current_plan()
+            plan, values = self._current_plan(), self._values()
             arena = self._arena(plan, wish.durable or wish.synchronous)
             if arena is None:
                 self.event(wish.ticket, {"ev": "superseded", "reason": "no free slot", "skipped": True})
@@ -139,9 +140,10 @@ class Snapshotter:
                 "layout": plan.layout_hash,
                 "bytes": plan.image_bytes if plan.raw else 0,
                 "alone": plan.alone,
+                "suspect": wish.suspect,
                 "proven": self.hooked and not self.synchronous_only,
             }
-            pending = _Pending(plan, arena, wish, message, self._values())
+            pending = _Pending(plan, arena, wish, message, values)
             now = wish.synchronous or self.synchronous_only
             copy_all(arena, plan.on_cpu if now else plan.unfenced)
             pending.passed = now

@@ -177,13 +177,14 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
 
 def freeze(value: Any, where: str) -> Any:
     """A copy that later changes of `value` do not reach; tensors come to the CPU. Raises CheckpointError for
-    a DTensor."""
+    a DTensor, and for the ShardedTensor of FSDP1's state dicts."""
     if isinstance(value, _ATOMS):
         return value
     if isinstance(value, torch.Tensor):
-        if isinstance(value, DTensor):
+        if isinstance(value, DTensor) or type(value).__name__ == "ShardedTensor":
             raise CheckpointError(
-                f"{where}: a DTensor inside an object's state_dict cannot be stored per rank; give its module to State"
+                f"{where}: a {type(value).__name__} inside an object's state_dict cannot be stored per rank; "
+                "give its module to State, sharded by torch.distributed.fsdp.fully_shard"
             )
         return value.detach().to("cpu", copy=True)
     if type(value) is dict:

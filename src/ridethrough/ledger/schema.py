@@ -321,6 +321,27 @@ KINDS: dict[str, Kind] = {
             "seconds": _optional("float?", "seconds it took"),
         },
     ),
+    "memory": Kind(
+        ("keeper",),
+        "what memory holds for a recovery, every few seconds",
+        {
+            "step": _i("step of the newest state that is whole on all ranks"),
+            "replicated": Field("bool", "another node has it too"),
+            "replica_s": _optional("float?", "seconds that the last replication took"),
+        },
+    ),
+    "promise": Kind(
+        _WORKER,
+        "what the memory tier promises, after the first snapshots",
+        {
+            **_GR,
+            "every": _i("steps from one snapshot to the next"),
+            "step_s": Field("float", "seconds of a step without its snapshot"),
+            "snapshot_s": Field("float", "seconds that a snapshot holds training up"),
+            "replica_s": _optional("float?", "seconds of a replication"),
+            "node_loss_steps": _optional("int?", "most steps that a lost node costs; none: memory does not survive it"),
+        },
+    ),
 }
 
 _TYPES: dict[str, tuple[type, ...]] = {

@@ -133,6 +133,11 @@ def run_metrics(status: Status, count: Counts) -> list[Metric]:
     events = (("committed", saves.num_committed), ("superseded", saves.num_superseded), ("failed", saves.num_failed))
     add("saves_total", "counter", "Saves by how they ended", *(({"event": name}, value) for name, value in events))
     add("save_backlog", "gauge", "Saves that wait for storage", ({}, len(saves.backlog)))
+    promise = saves.promise or {}
+    add("memory_every_steps", "gauge", "Steps from one snapshot in memory to the next", ({}, promise.get("every")))
+    add("memory_snapshot_seconds", "gauge", "Time that a snapshot holds a step up", ({}, promise.get("snapshot_s")))
+    add("memory_replica_seconds", "gauge", "Time that a replication takes", ({}, promise.get("replica_s")))
+    add("node_loss_steps", "gauge", "Most steps that a lost node costs", ({}, promise.get("node_loss_steps")))
     by_tier = tiers.items()
     add("checkpoint_age_seconds", "gauge", "Age of the newest state", *(({"tier": n}, t.age_s) for n, t in by_tier))
     add("checkpoint_step", "gauge", "Step of the newest state", *(({"tier": n}, t.step) for n, t in by_tier))

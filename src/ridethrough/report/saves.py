@@ -9,7 +9,9 @@ from typing import Any
 
 from ridethrough.ledger.reading import Event
 
-TIERS = {"staged": "memory", "committed": "disk"}  # a save's event -> where the state is from then on
+# What a state has come to -> where it is from then on.
+TIERS = {"staged": "memory", "held": "memory", "replicated": "peer", "committed": "disk"}
+PROMISED = ("every", "step_s", "snapshot_s", "replica_s", "node_loss_steps")
 
 
 @dataclass(frozen=True)
@@ -41,9 +43,11 @@ class Saves:
     backlog: list[int] = field(default_factory=list)
     backlog_age_s: float = 0.0
     bytes: int | None = None
+    promise: dict[str, Any] | None = None
 
     def as_json(self) -> dict[str, Any]:
         return {
+            "promise": self.promise,
             "tiers": {name: tier.as_json() for name, tier in self.tiers.items()},
             "num_committed": self.num_committed,
             "num_superseded": self.num_superseded,
@@ -72,6 +76,12 @@ def saves(events: Iterable[Event], *, now_ns: int, step: int) -> Saves:
                 begins[key] = event["t_ns"]
             elif key in begins:
                 found.stall_s.append((event["t_ns"] - begins.pop(key)) / 1e9)
+        if event["kind"] == "memory":
+            newest["held"] = event
+            if event.get("replicated"):
+                newest["replicated"] = event
+        if event["kind"] == "promise":
+            found.promise = {name: event.get(name) for name in PROMISED}
         if event["kind"] != "save" or not isinstance(event.get("step"), int) or "event" not in event:
             continue
         what, at, t_ns = event["event"], event["step"], event["t_ns"]
@@ -88,7 +98,7 @@ def saves(events: Iterable[Event], *, now_ns: int, step: int) -> Saves:
                     found.bytes = event.get("bytes") or found.bytes
                 committed.setdefault(at, t_ns)
                 newest[what] = event
-    for what, event in newest.items():
+    for what, event in sorted(newest.items(), key=lambda item: item[1]["t_ns"]):
         age_s = max(0, now_ns - event["t_ns"]) / 1e9
         found.tiers[TIERS[what]] = Tier(event["step"], age_s, max(0, step - event["step"]), event.get("bytes"))
     times = sorted(committed.items(), key=lambda item: item[1])
