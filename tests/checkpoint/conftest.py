@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -32,7 +30,10 @@ def _load(name: str, path: Path) -> Any:
 
 # The launch tests' way to start real jobs, and to see that nothing of them is left.
 launch_job = _load("launch_job", HERE.parent / "launch" / "job.py")
-_load("memory_runs", HERE / "memory_runs.py")
+_load("launch_namespaces", HERE.parent / "launch" / "namespaces.py")
+memory_runs = _load("memory_runs", HERE / "memory_runs.py")
+_load("trainee", HERE / "trainee.py")
+start_ranks = _load("ranks_of_trainee", HERE / "ranks_of_trainee.py").start_ranks
 
 
 def _commands(pids: list[int]) -> list[str]:
@@ -48,6 +49,15 @@ def launched(tmp_path: Path) -> Iterator[Any]:
         wait(lambda: not job.alive(), lambda: f"processes are left: {_commands(job.alive())}", 45.0)
         # A killed rank's own temporary folders (multiprocessing's) are not ours.
         wait(lambda: not list(job.temporary.glob("ridethrough-*")), "files are left", 20.0)
+
+
+@pytest.fixture(scope="session")
+def control(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Rank -> step -> note of 46 steps of `epochs_job.py` with one loader, without faults."""
+    with launch_job.Job(tmp_path_factory.mktemp("control")) as job:
+        process = memory_runs.run(job, "control", steps=46, loaders=False, every=None)
+        assert job.wait(process) == 0, job.text()
+        return [memory_runs.notes(job, "control", rank) for rank in range(2)]
 
 
 class Job:
@@ -109,12 +119,6 @@ def undisturbed() -> Any:
     return reference
 
 
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
-
-
 @pytest.fixture(scope="session")
 def forker() -> Iterator[Any]:
     """One process that has imported torch and forks ranks; ended with the session."""
@@ -129,20 +133,4 @@ def forker() -> Iterator[Any]:
 
 @pytest.fixture
 def ranks(forker: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """ranks(world, env=..., **spec) runs that many gloo ranks of trainee.py; returns [(exit code, {key: value})]."""
-
-    def run(world: int, env: dict[str, str] | None = None, timeout_s: float = 60.0, **spec: Any) -> list[Any]:
-        folder = tmp_path_factory.mktemp("ranks")
-        base = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(world), **(env or {})}
-        specs = [[{**base, "RANK": str(rank)}, spec] for rank in range(world)]
-        forker.stdin.write(json.dumps({"specs": specs, "out": str(folder), "timeout_s": timeout_s}) + "\n")
-        forker.stdin.flush()
-        codes = json.loads(forker.stdout.readline())
-        results = []
-        for index, code in enumerate(codes):
-            said = [json.loads(line) for line in (folder / f"{index}.out").read_text().splitlines()]
-            merged = {k: v for one in said for k, v in one.items()}
-            results.append((code, {**merged, "stderr": (folder / f"{index}.err").read_text()}))
-        return results
-
-    return run
+    return start_ranks(forker, tmp_path_factory)

@@ -23,7 +23,8 @@ from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
 import ridethrough as rt
 
-OPTIONS: dict[str, Any] = {"every": 4, "memory": "auto", "steps": 16, "step_s": 0.0, "nan_at": 0, "loaders": True}
+OPTIONS: dict[str, Any] = {"every": 4, "memory": "auto", "steps": 16, "step_s": 0.0, "loaders": True}
+OPTIONS |= {"nan_at": 0, "raise_at": 0, "spike_at": 0, "spike_factor": None, "replicate_at": 0}
 OPTIONS.update(json.loads(sys.argv[1]))
 STEPS_PER_EPOCH = 8
 
@@ -100,6 +101,7 @@ def train(run: rt.Run) -> None:
         state,
         every=OPTIONS["every"],
         memory=OPTIONS["memory"],
+        spike_factor=OPTIONS["spike_factor"],
         storage_timeout_s=OPTIONS.get("storage_timeout_s", 60.0),
     )
     with run.phase("load"):
@@ -115,6 +117,11 @@ def train(run: rt.Run) -> None:
             loss = model(drawn[0][1]).pow(2).mean()
         if step == OPTIONS["nan_at"] and run.generation == 1:
             loss = loss * float("nan")
+        if OPTIONS["spike_at"] and run.generation == 1 and step >= OPTIONS["spike_at"]:
+            loss = loss * 1000
+        if step == OPTIONS["raise_at"] and run.generation <= 2:
+            raise RuntimeError("this state is bad")
+        checkpointer.observe_loss(loss.item())
         with run.phase("backward"):
             scaler.scale(loss).backward()
         time.sleep(OPTIONS["step_s"])
@@ -127,6 +134,7 @@ def train(run: rt.Run) -> None:
             optimizer.zero_grad()
         schedule.step()
         average.update_parameters(nn.Linear(3, 3))
+        replicated = checkpointer.save(step).replicated(30) if step == OPTIONS["replicate_at"] else None
         draws = [random.random(), float(numpy.random.rand()), float(torch.rand(()))]
         note = {"step": step, "ids": [d[0].tolist() for d in drawn], "loss": loss.item().hex(), "draws": draws}
         weights = [p.detach().to_local().double().sum().item().hex() for p in model.parameters()]
@@ -136,6 +144,7 @@ def train(run: rt.Run) -> None:
             "scale": scaler.get_scale(),
             "generation": run.generation,
             "tier": loaded.tier,
+            "replicated": replicated,
         }
         out.write(json.dumps({**note, **extra}) + "\n")
         out.flush()

@@ -2,6 +2,8 @@
 the environment."""
 
 import os
+import signal
+import threading
 import time
 from pathlib import Path
 
@@ -18,6 +20,21 @@ def die_once(operation: str, path: str) -> None:
     if operation == os.environ["DIE_AT"] and os.environ["DIE_ON"] in path and not os.path.exists(os.environ["DIED"]):
         Path(os.environ["DIED"]).touch()
         os.kill(os.getpid(), 9)
+
+
+_operations = 0
+
+
+def die_in_step_6(operation: str, path: str) -> None:
+    """SIGKILL for the keeper at file operation KILL_AT of step 6, or KILL_AFTER seconds after its first one."""
+    global _operations
+    if "step-6" not in path:
+        return
+    _operations += 1
+    if "KILL_AFTER" in os.environ and _operations == 1:
+        threading.Timer(float(os.environ["KILL_AFTER"]), os.kill, (os.getpid(), signal.SIGKILL)).start()
+    if str(_operations) == os.environ.get("KILL_AT"):
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def fail(operation: str, path: str) -> None:

@@ -8,16 +8,19 @@ import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import trainee
+from ranks_of_trainee import start_ranks
 
-from ridethrough.checkpoint import fileops, layout, persist, retention
+from ridethrough.checkpoint import Checkpointer, State, fileops, layout, persist, retention
 from ridethrough.checkpoint.errors import CheckpointError, NoUsableCheckpoint
+
+HERE = Path(__file__).parent
 
 
 class PowerCut(BaseException):
@@ -192,63 +195,26 @@ def test_all_damaged_is_an_error_that_lists_them_and_deletes_nothing(saved: Path
         job(root=Path("/proc/nowhere"))
 
 
-_KILLER = """
-import os, signal
-count = 0
-at = int(os.environ["KILL_AT"])
-def hook(operation, path):
-    global count
-    if "step-6" in path:
-        count += 1
-        if count == at:
-            os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-_SAVER = """
-import sys
-from pathlib import Path
-sys.path.insert(0, {here!r})
-from conftest import Job
-job = Job(Path(sys.argv[1]), every=2)
-job.checkpointer.load()
-for step in range(1, 7):
-    job.train(step)
-    ticket = job.checkpointer.step(step)
-    if ticket:
-        print(step, flush=True)
-        try:
-            ticket.committed(20)
-        except Exception as error:
-            print(error, flush=True)
-"""
-
-
-def kill_everything_at(tmp_path: Path, operation: int) -> Path:
-    """Real processes: the keeper is killed at the given file operation of step 6, and the trainer right after it."""
-    root = tmp_path / f"kill-{operation}"
-    (tmp_path / "killer.py").write_text(_KILLER)
-    here = str(Path(__file__).parent)
-    env = {**os.environ, "PYTHONPATH": str(tmp_path), "RIDETHROUGH_FILE_HOOK": "killer:hook", "KILL_AT": str(operation)}
-    with subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", _SAVER.format(here=here), str(root)],
-        env=env,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if line.strip() == "6":
-                break
-        time.sleep(0.02 * (operation % 5))
-        process.send_signal(signal.SIGKILL)
+def kill_everything(ranks: Any, root: Path, **when: str) -> str:
+    """A real keeper is killed in the save of step 6, at file operation KILL_AT or KILL_AFTER seconds after the first,
+    and the rank soon after it. Returns the step and the marks of what the next job loads."""
+    env = {"RIDETHROUGH_FILE_HOOK": "hooks:die_in_step_6", "PYTHONPATH": str(HERE), **when}
+    die = {"step": 6, "after": float(when.get("KILL_AFTER", "0.02"))}
+    ((code, said),) = ranks(1, root=str(root), kind="plain", total=8, durable=[2, 4], every=6, die=die, env=env)
+    assert code == -signal.SIGKILL, said["stderr"]
     deadline = time.monotonic() + 20
-    while _keepers(root) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return root
+    while _in_use(root) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    model, optimizer = trainee.build("plain", 32)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda s: 0.99**s)
+    again = Checkpointer(root, State(model=model, optimizer=optimizer, schedule=schedule, note=""))
+    step = again.load().step
+    again.close(20)
+    return f"{step} {trainee.digest(model, optimizer)}"
 
 
-def _keepers(root: Path) -> bool:
-    """Whether anything still has a file under `root` open."""
+def _in_use(root: Path) -> bool:
+    """Whether a process still has a file under `root` open."""
     for link in Path("/proc").glob("[0-9]*/fd/*"):
         try:
             if os.readlink(link).startswith(str(root)):
@@ -258,32 +224,36 @@ def _keepers(root: Path) -> bool:
     return False
 
 
+@pytest.fixture(scope="module")
+def whole(forker: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What an undisturbed run has at steps 4 and 6."""
+    run = start_ranks(forker, tmp_path_factory)
+    marks = []
+    for step in (4, 6):
+        ((_code, said),) = run(1, root=str(tmp_path_factory.mktemp("whole")), kind="plain", total=step)
+        marks.append(f"{step} {said['hash']}")
+    return marks
+
+
 @pytest.mark.ranks
 @pytest.mark.parametrize("operation", [1, 7, 14])
-def test_killed_keeper_and_trainer_resume_without_help(
-    tmp_path: Path, job: Any, undisturbed: Any, operation: int
-) -> None:
-    root = kill_everything_at(tmp_path, operation)
-    one = job(root=root)
-    report = one.checkpointer.load()
-    assert report.step in (4, 6)
-    assert one.bytes() == undisturbed(report.step)
-    if report.step == 4 and operation > 1:
-        assert any("step-6" in path for path, _ in report.rejected)
+def test_killed_keeper_and_rank_resume_without_help(ranks: Any, whole: Any, tmp_path: Path, operation: int) -> None:
+    assert kill_everything(ranks, tmp_path / "c", KILL_AT=str(operation)) in whole
 
 
 @pytest.mark.campaign
 @pytest.mark.ranks
-@pytest.mark.timeout(3600)
-def test_two_hundred_kills(tmp_path: Path, job: Any, undisturbed: Any) -> None:
-    want = {4: undisturbed(4), 6: undisturbed(6)}
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("part", range(4))
+def test_two_hundred_kills(ranks: Any, whole: Any, tmp_path: Path, part: int) -> None:
+    """Half of them at each file operation in turn, half at random moments."""
+    chance = random.Random(part)
     seen = set()
-    for number in range(200):
-        root = kill_everything_at(tmp_path, number % 20 + 1)
-        one = job(root=root)
-        report = one.checkpointer.load()
-        assert one.bytes() == want[report.step]
-        seen.add(report.step)
-        one.checkpointer.abandon()
-        shutil.rmtree(root)
-    assert seen == {4, 6}
+    for number in range(50):
+        operation = (part * 25 + number // 2) % 34 + 1
+        at = {"KILL_AFTER": f"{chance.uniform(0, 0.2):.4f}"} if number % 2 else {"KILL_AT": str(operation)}
+        found = kill_everything(ranks, tmp_path / "c", **at)
+        assert found in whole, at
+        seen.add(found)
+        shutil.rmtree(tmp_path / "c")
+    assert seen == set(whole)

@@ -3,8 +3,8 @@
 Reads one JSON request per line ({"specs": [[env, spec], ...], "out": folder, "timeout_s"}), forks a process per
 rank, answers with their exit codes. A rank prints JSON lines into <out>/<index>.out.
 
-spec: root, kind (fsdp | ddp), total, every, keep, mode, die = {ranks, step, after}, durable = [steps], generations,
-fault = step at which generation 0 is left, sleep = seconds per step, width, on_error, memory,
+spec: root, kind (fsdp | ddp | plain), total, every, keep, mode, die = {ranks, step, after}, durable = [steps],
+generations, fault = step at which generation 0 is left, sleep = seconds per step, width, on_error, memory,
 again = list of `memory` options of further Checkpointers, made, loaded twice and closed at the end
 """
 
@@ -24,7 +24,6 @@ from torch.distributed.fsdp import fully_shard
 
 import ridethrough.checkpoint as rc
 
-warnings.filterwarnings("ignore")
 spec, rank, world = {}, 0, 1
 
 
@@ -152,6 +151,7 @@ def forked(index, env, mine, folder):
 
 
 def serve():
+    warnings.filterwarnings("ignore")
     for line in sys.stdin:
         request = json.loads(line)
         pids = [forked(i, env, mine, request["out"]) for i, (env, mine) in enumerate(request["specs"])]
