@@ -87,11 +87,13 @@ def generation(number):
         schedule.step()
         optimizer.zero_grad()
         time.sleep(spec.get("sleep", 0.0))
-        checkpointer.step(step)
+        ticket = checkpointer.step(step)
         if step in spec.get("durable", []):
             checkpointer.save(step).committed(60)
         die = spec.get("die")
         if die and step == die["step"] and rank in die.get("ranks", [die.get("rank", 0)]):
+            if ticket is not None:
+                ticket.staged(20)
             time.sleep(die.get("after", 0.0))
             os.kill(os.getpid(), signal.SIGKILL)
     say(hash=digest(model, optimizer), full_hash=digest(model, optimizer, full=True), draw=torch.rand(1).item())
