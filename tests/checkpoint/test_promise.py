@@ -39,7 +39,7 @@ def test_steps_are_measured_without_their_snapshots_and_after_the_first_ones() -
     one = Measuring()
     now, stall, found = 0.0, 0.0, []
     for number in range(40):
-        found.append(one.step_ended(now, stall))
+        found.append(one.snapshot_begins(now, stall))
         slow = 10.0 if number < WARM_STEPS else 0.0
         now, stall = now + 0.5 + slow + 0.02, stall + slow + 0.02
     (measured,) = [f for f in found if f is not None]

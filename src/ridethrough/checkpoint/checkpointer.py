@@ -186,7 +186,7 @@ class Checkpointer:
         self._check()
         self._last_step = step
         self._skipped = None
-        if self.memory_every:
+        if self.memory_every and step % self.memory_every == 0:
             self._measure(step)
         settled = True
         if self._snapshotter is not None:
@@ -303,13 +303,14 @@ class Checkpointer:
 
     def _measure(self, step: int) -> None:
         """After the first snapshots: choose their interval by what they cost, if asked, and say what is promised."""
-        measured = self._measuring.step_ended(time.perf_counter(), self.figures.stall_s)
+        measured = self._measuring.snapshot_begins(time.perf_counter(), self.figures.stall_s)
         if measured is None or self._meeting is None:
             return
-        meeting = self._meeting
-        every = affordable_every(*measured) if self._chosen_by_cost else self.memory_every
+        meeting, (between_s, snapshot_s) = self._meeting, measured
+        step_s = between_s / self.memory_every
+        every = affordable_every(step_s, snapshot_s) if self._chosen_by_cost else self.memory_every
         reply = meeting.client.ask({"op": "replica_time"}, 5.0) if meeting.speaks else None
-        told = meeting.peers.gather("promise", [every, *measured, reply["seconds"] if reply else None])
+        told = meeting.peers.gather("promise", [every, step_s, snapshot_s, reply["seconds"] if reply else None])
         everys, steps, costs, replicas = zip(*told, strict=True)
         self.memory_every = max(everys)
         slowest = max((r for r in replicas if r is not None), default=None)

@@ -54,15 +54,15 @@ def affordable_every(step_s: float, snapshot_s: float) -> int:
 
 
 class Measuring:
-    """Steps of a rank's first snapshots. Training thread only."""
+    """Times of a rank's first snapshots. Training thread only."""
 
     def __init__(self) -> None:
         self._last: tuple[float, float] | None = None
         self._steps: list[tuple[float, float]] = []
 
-    def step_ended(self, now_s: float, stall_s: float) -> tuple[float, float] | None:
-        """Before each snapshot, with the seconds that snapshots have cost so far. (Median seconds of a step without its
-        snapshot, of a snapshot) as soon as that is known, once."""
+    def snapshot_begins(self, now_s: float, stall_s: float) -> tuple[float, float] | None:
+        """Before each snapshot, with the seconds that snapshots have cost so far. (Median seconds from one to the next
+        without its cost, of a snapshot) as soon as that is known, once."""
         if len(self._steps) == WARM_STEPS + MEASURED_STEPS:
             return None
         if self._last is not None:
