@@ -136,11 +136,12 @@ def test_b37_a_lost_writer_neither_commits_nor_joins(tmp_path: Path) -> None:
 @pytest.mark.timeout(600)
 def test_b35_b37_a_late_name_a_lost_coordinator_and_a_killed_pod(tmp_path: Path) -> None:
     late = lambda lab: lab.switch.dns.hide("t-coordinator-0-0.t", 2.0)  # noqa: E731
-    with training(tmp_path, reference_spec(120, 20), before=late) as told:
+    with training(tmp_path, reference_spec(200, 20), before=late) as told:
         told.lab.kill("t-coordinator-0-0")
         more_steps(told, "training stopped with the coordinator")
         told.lab.wait_running("t-coordinator-0-0", 60)
         told.lab.until(lambda: "epoch 1" in told.lab.pod("t-coordinator-0-0").log, 60, "no second epoch")
+        more_steps(told, "training stopped with the second coordinator", 60)  # by then it has heard from everybody
         told.lab.kill(told.pod_of(1).host)
         more_steps(told, "training did not go on after a pod was lost")
     assert {event["rung"] for event in read_events(told.run) if event["kind"] == "incident"} == {"replace_node"}
