@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import functools
-import gc
+import socket
 import sys
 import threading
 import time
@@ -24,18 +24,19 @@ from ridethrough.restart.sockets import (
     event_loops,
     gloo_loops,
     shut_down,
+    stop_receiving,
     tcp_sockets,
 )
 
 _ABORT_LIMIT_S = 3.0
 _STORE_TIMEOUT_S = 60.0
-_SLOW_COLLECTION_S = 0.2
 
 _current: Groups | None = None
 _hook_installed = False
 # A group is dropped only after the next one has worked: DDP's reducer may still need the old one's threads, and its
 # destructor dead-locks on the GIL if they are gone.
 _graveyard: list[Any] = []
+_held: list[socket.socket] = []  # of the groups in the graveyard: peers may still be inside
 
 
 class Groups:
@@ -48,6 +49,7 @@ class Groups:
         self._others: list[TcpSocket] = []  # of groups without a loop that we can look into
         self._opening: set[int] | None = None
         self._store_sockets: list[TcpSocket] = []
+        self._ended: dict[int, socket.socket] = {}
         self._keys: dict[str, int] = {}
         self._cut = False
         self.aborted = True  # NCCL's abort came to its end in time
@@ -101,9 +103,8 @@ class Groups:
             loops = gloo_loops(self._opening or set())
             self._opening = None
             self._loops += loops
-            cut = self._cut
-        if cut:
-            shut_down(connections(loops))
+            if self._cut:
+                self._end(connections(loops))
 
     def made(self, before: dict[int, TcpSocket]) -> None:
         """Where the kernel does not list what a loop watches: what is new and no listener belongs to the group."""
@@ -116,9 +117,8 @@ class Groups:
             if self._loops:
                 return
             self._others += fresh
-            cut = self._cut
-        if cut:
-            shut_down(fresh)
+            if self._cut:
+                self._end(fresh)
 
     def collectives(self) -> list[tuple[int, int]]:
         """(key, collectives begun) of each group that this rank is in; members of a group give it the same key. Any
@@ -137,7 +137,7 @@ class Groups:
         return found
 
     def cut(self) -> None:
-        """Frees whoever is blocked in a collective or in the store, here and on the peers. Any thread, repeatable."""
+        """Frees the main thread if it is blocked in a collective or in the store. Any thread, repeatable."""
         self.cut_connections()
         if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             self.aborted = _abort_nccl()
@@ -147,13 +147,19 @@ class Groups:
         with self._lock:
             self._cut = True
             loops = [*self._loops, *(gloo_loops(self._opening) if self._opening is not None else [])]
-            others = [*self._others, *self._store_sockets]
-        shut_down([*connections(loops), *others])
+            self._end([*connections(loops), *self._others])
+            shut_down(self._store_sockets)
+
+    def _end(self, sockets: list[TcpSocket]) -> None:
+        """With the lock held."""
+        self._ended.update(stop_receiving(s for s in sockets if s.inode not in self._ended))
 
     def close(self) -> None:
         """Destroys every group after a cut and forgets whatever keeps the old mesh alive. Main thread."""
         global _current
         _current = None
+        self.bury()
+        _held.extend(self._ended.values())
         if dist.is_initialized():
             _graveyard.append(c10d._get_default_group())
             with contextlib.suppress(RuntimeError, ValueError):
@@ -162,15 +168,13 @@ class Groups:
         # never meet in the store.
         c10d._world.group_count = 0
         forget_meshes()
-        begun = time.monotonic()
-        gc.collect()
-        if time.monotonic() - begun > _SLOW_COLLECTION_S:
-            gc.freeze()  # what is alive now lives on: the next collection need not look at it again
 
     @staticmethod
     def bury() -> None:
-        """The new group has worked: the old ones may go. Main thread."""
+        """The new group has worked, or has failed too: the old ones may go. Main thread."""
         _graveyard.clear()
+        while _held:
+            _held.pop().close()
 
 
 def _install_hook() -> None:
@@ -198,19 +202,26 @@ def _install_hook() -> None:
 
 
 def _abort_nccl() -> bool:
-    """Aborts all NCCL groups in parallel: one after the other, each waits for the others' peers. False: not in time."""
+    """Aborts all NCCL groups in parallel: one after the other, each waits for the others' peers. False: one failed, or
+    did not end in time."""
+    done: list[None] = []
     threads = []
+
+    def abort(backend: Any) -> None:
+        backend.abort()
+        done.append(None)
+
     for group in list(c10d._world.pg_map):
         with contextlib.suppress(RuntimeError):
             backend = group._get_backend(torch.device("cuda"))
             if hasattr(backend, "abort"):
-                threads.append(threading.Thread(target=backend.abort, name="ridethrough-abort", daemon=True))
+                threads.append(threading.Thread(target=abort, args=(backend,), name="ridethrough-abort", daemon=True))
     for thread in threads:
         thread.start()
     end = time.monotonic() + _ABORT_LIMIT_S
     for thread in threads:
         thread.join(max(0.0, end - time.monotonic()))
-    return not any(thread.is_alive() for thread in threads)
+    return len(done) == len(threads)
 
 
 def forget_meshes() -> None:

@@ -34,6 +34,7 @@ from ridethrough.restart.well import Wellness
 _T = TypeVar("_T")
 _KILL_WAIT_S = 10.0
 _PLAN_WAIT_S = 5.0
+_SLOW_COLLECTION_S = 0.2
 
 
 class Session:
@@ -58,6 +59,7 @@ class Session:
         self._baseline = gate.baseline()
         self._wellness = Wellness(self._run_dir, check)
         self._finished_a_step = False
+        self._slow_to_collect = False
         self._result: Any = None
 
     def loop(self, train: Callable[[Run], _T]) -> _T:
@@ -77,6 +79,8 @@ class Session:
                 result = self._result
                 self._result = None
                 return result  # type: ignore[no-any-return]
+            if self._slow_to_collect:
+                gc.freeze()  # what is alive now lives on: the next collection need not look at it again
             self._left = place.generation
             self._page.stamp("generation", 0)
             self._page.enter("outside", time.monotonic_ns())
@@ -170,6 +174,7 @@ class Session:
                     )
                     script_groups.claim(place.rank, place.world_size)
                     groups.bury()
+                self._wellness.meet_gpu()
                 self._link.send({"t": "entered", "generation": place.generation})
                 run.record("enter")
                 run.enter_phase("init")
@@ -235,6 +240,9 @@ class Session:
         parts.append(("state", time.monotonic_ns()))
         groups.close()
         forget_compiled()
+        begun_s = time.monotonic()
+        gc.collect()
+        self._slow_to_collect = time.monotonic() - begun_s > _SLOW_COLLECTION_S
         parts.append(("groups", time.monotonic_ns()))
 
     def _next(self, kinds: set[str]) -> dict[str, Any]:

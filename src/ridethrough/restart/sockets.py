@@ -1,13 +1,14 @@
-"""Finds the TCP sockets that belong to this process's gloo groups, and shuts them down.
+"""Finds the TCP sockets that belong to this process's gloo groups, and ends them.
 
-Gloo has no abort that frees a peer which is blocked in a collective: only a closed connection does. Each gloo group has
-an event loop of its own, an epoll instance that watches the group's listener and its connections to the members, and
-the kernel lists what an epoll instance watches. So exactly gloo's connections are found, also those still being made or
-made later, and no other socket (a tracker's, a store's) that happens to be opened at the same time.
+Gloo has no abort that frees a rank which is blocked in a collective: only the end of its connections does. Each group
+has an event loop of its own, an epoll instance that watches the group's listener and its connections to the members,
+and the kernel lists what an epoll instance watches. So exactly gloo's connections are found, also those still being
+made or made later, and no other socket (a tracker's, a store's) that happens to be opened at the same time.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from collections.abc import Iterable
@@ -90,29 +91,44 @@ def connections(loops: Iterable[GlooLoop]) -> list[TcpSocket]:
 
 
 def shut_down(sockets: Iterable[TcpSocket]) -> int:
-    """Shuts the sockets down without closing their descriptors, which belong to somebody else; returns how many.
-
-    A descriptor that has become another file meanwhile is left alone. Any thread. A rank may stay in gloo's
-    `UnboundBuffer::waitSend` although all its connections are closed: a send that meets the close is not woken (4 to 7
-    of 800 ranks on a machine at a load of 20; to shut only the receiving direction does not help). The limit of leaving
-    ends it.
-    """
+    """Shuts the sockets down without closing their descriptors, which belong to somebody else; returns how many. A
+    descriptor that has become another file meanwhile is left alone. Any thread."""
     count = 0
+    for duplicate in _duplicates(sockets).values():
+        with duplicate, contextlib.suppress(OSError):
+            duplicate.shutdown(socket.SHUT_RDWR)
+            count += 1
+    return count
+
+
+def stop_receiving(sockets: Iterable[TcpSocket]) -> dict[int, socket.socket]:
+    """Ends gloo's streams on this side alone: it reads the end, wakes who waits and closes its descriptors. Returns a
+    duplicate of each by inode, to be held until the peers have come out too. Any thread.
+
+    The peers must not see the end before they end their own side. A write that meets a closed connection is queued by
+    gloo, and `Pair::signalException` wakes nobody who waits for a queued send (`UnboundBuffer::waitSend`): that rank
+    would stay for the whole timeout of its group.
+    """
+    held = _duplicates(sockets)
+    for duplicate in held.values():
+        with contextlib.suppress(OSError):
+            duplicate.shutdown(socket.SHUT_RD)
+    return held
+
+
+def _duplicates(sockets: Iterable[TcpSocket]) -> dict[int, socket.socket]:
+    """By inode; descriptors that are no longer these sockets are left out."""
+    found = {}
     for entry in sockets:
         try:
             duplicate = os.dup(entry.fd)
         except OSError:
             continue
-        if os.fstat(duplicate).st_ino != entry.inode:
+        if os.fstat(duplicate).st_ino == entry.inode:
+            found[entry.inode] = socket.socket(fileno=duplicate)
+        else:
             os.close(duplicate)
-            continue
-        with socket.socket(fileno=duplicate) as sock:
-            try:
-                sock.shutdown(socket.SHUT_RDWR)
-                count += 1
-            except OSError:
-                continue
-    return count
+    return found
 
 
 def _descriptors() -> list[tuple[int, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,12 +16,25 @@ _EVICTS = frozenset({"ecc", "nvlink", "recovery_action", "user"})
 
 
 class Wellness:
-    """Knows how the machine was at the start. Main thread; `look` takes a second at most."""
+    """Knows how the machine was at the start. Main thread; `look` takes a second at most, `meet_gpu` no time."""
 
     def __init__(self, run_dir: Path | None, users: Callable[[], object] | None) -> None:
         self._run_dir, self._users = run_dir, users
         self._links = checks.links_up()
         self._gpu: GpuBaseline | None = None
+        self._gpu_met = False
+
+    def meet_gpu(self) -> None:
+        """Once CUDA is up: notes how the GPU is before anything has happened to it. A driver may hang: in a thread."""
+        if self._gpu_met or not (torch.cuda.is_available() and torch.cuda.is_initialized()):  # type: ignore[no-untyped-call]
+            return
+        self._gpu_met = True
+        uuid = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
+
+        def meet() -> None:
+            self._gpu = gpu_baseline(uuid)
+
+        threading.Thread(target=meet, name="ridethrough-meet-gpu", daemon=True).start()
 
     def look(self, record: Callable[..., None]) -> str:
         """Runs the checks and records each; returns why this process must be replaced, empty if it need not be."""
@@ -29,9 +43,7 @@ class Wellness:
             chosen["disk"] = checks.disk(self._run_dir)
         if self._users is not None:
             chosen["user"] = checks.users_check(self._users)
-        if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            if self._gpu is None:
-                self._gpu = gpu_baseline(str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid))
+        if self._gpu_met:
             chosen.update(gpu_checks(self._gpu))
         why = []
         for outcome in checks.run_checks(chosen):
