@@ -1,7 +1,8 @@
 """What an incident leaves for people: where each rank was, and the stacks of its threads, taken before anything is cut.
 
-Kept in `incidents/<epoch>.<generation>/` of the run: `where-<node>.json` and `rank<r>.stacks.txt`. A worker's
-`faulthandler` appends to a file in the agent's private folder; what came since the last time belongs to the incident.
+Kept in `incidents/<epoch>.<generation>/` of the run: `where-<node>.json` and, of a hang, `rank<r>.stacks.txt` and
+torch's flight recorder, `flight_<r>`. A worker's `faulthandler` appends to a file in the agent's private folder; what
+came since the last time belongs to the incident.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ridethrough.generation.wire import encode
 from ridethrough.health.heartbeat import STACK_SIGNAL
 from ridethrough.launch import linux
 from ridethrough.launch.workers import WorkerProcess
@@ -25,7 +27,7 @@ _MOST_BYTES = 1 << 20
 
 
 class Evidence:
-    """One node's. All methods run on the agent's event loop; only reads pages and sends the stack signal."""
+    """One node's. All methods run on the agent's event loop; only reads pages and asks the workers for theirs."""
 
     def __init__(self, folder: Path, node: str, workers: Mapping[str, WorkerProcess]) -> None:
         self._folder = folder
@@ -34,12 +36,15 @@ class Evidence:
         self._taken: set[int] = set()
 
     def take(self, epoch: int, generation: int, *, stacks: bool = False) -> None:
-        """Notes where every worker of the generation is, once. `stacks`: asks for them too; only where the workers
-        stand still: `faulthandler` reads the frames of threads that may be running (a worker in 800 died of it)."""
+        """Notes where every worker of the generation is, once. `stacks`: asks for them and for the flight recorder too;
+        only where the workers stand still: `faulthandler` reads the frames of threads that may be running (a worker in
+        800 died of it)."""
         if generation in self._taken:
             return
         self._taken.add(generation)
+        target = self._folder / f"{epoch}.{generation}"
         asked = []
+        traces = []
         where: dict[str, Any] = {}
         for worker in self._workers.values():
             if worker.writer is None or worker.generation != generation or worker.pidfd < 0:
@@ -50,10 +55,12 @@ class Evidence:
             with contextlib.suppress(OSError):
                 signal.pidfd_send_signal(worker.pidfd, STACK_SIGNAL)
                 asked.append((worker.rank, stacks_path(worker.page.path)))
+            traces.append((worker.writer, str(target / f"flight_{worker.rank}")))
         if not where:
             return
-        target = self._folder / f"{epoch}.{generation}"
         target.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for writer, path in traces:
+            writer.write(encode({"t": "keep_trace", "generation": generation, "path": path}))
         _write(target / f"where-{self._node}.json", json.dumps(where, indent=1).encode())
         asyncio.get_running_loop().call_later(_WRITE_S, self._keep, target, asked)
 

@@ -7,9 +7,11 @@ import queue
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 from ridethrough.health.heartbeat import HeartbeatPage
+from ridethrough.restart import flight_recorder
 from ridethrough.restart.generation import Stage
 from ridethrough.restart.groups import Groups
 from ridethrough.restart.interrupt import Interrupter
@@ -89,6 +91,8 @@ class Monitor:
             self._link.send({"t": "step_at", "generation": stage.generation, "step": stage.ask()})
         elif kind == "stop_at":
             stage.stop_at(message["step"])
+        elif kind == "keep_trace":
+            flight_recorder.keep(Path(message["path"]))
 
     def _beat(self) -> None:
         self._page.stamp("gil_ns", time.monotonic_ns())
