@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,38 @@ def test_deaths_and_stuck_processes_in_a_row_replace_only_the_guilty(jobs: Any) 
     assert job.spawns() == {0: 2, 1: 2, 2: 2, 3: 3}
     stacks = list(job.run.glob("incidents/*/rank1.stacks.txt"))
     assert any("native_gil_free" in path.read_text() for path in stacks)
+
+
+_STOPS = """
+import os, signal, time
+import torch, torch.distributed as dist
+import ridethrough as rt
+
+def train(run):
+    start = {1: 0, 2: 4}.get(run.generation, 7)
+    pair = dist.new_group([0, 1])
+    for step in run.steps(start, 12):
+        time.sleep(0.1)
+        stops = run.rank == 1 and (run.generation, step) in ((1, 5), (2, 8))
+        if stops:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        dist.all_reduce(torch.ones(1), group=pair if step == 8 else None)  # step 8: the first one on that group
+
+rt.run(train)
+"""
+
+
+def test_b30_a_stopped_rank_is_named_killed_and_replaced(jobs: Any, tmp_path: Path) -> None:
+    """At step 5, and in the first collective of a sub-group; `jobs` sees that the stopped processes are gone."""
+    script = tmp_path / "script.py"
+    script.write_text(_STOPS)
+    job = jobs(script, ranks=2, policy={"hang_floor_s": 3.0})
+    assert job.code == 0, job.out
+    assert job.told("class", "rank", "step", "rung") == [
+        ("hang", 1, 5, "replace_process"),
+        ("hang", 1, 8, "replace_process"),
+    ]
+    assert job.spawns() == {0: 1, 1: 3}
 
 
 def test_two_ranks_at_once_and_faults_during_a_recovery(jobs: Any) -> None:
@@ -48,7 +81,7 @@ def test_a_fault_in_every_phase(jobs: Any) -> None:
     assert job.told("class", "phase", "rank") == [("exception", phase, i % 4) for i, phase in enumerate(phases)]
 
 
-def test_torch_modes_left_switched_replace_the_process(jobs: Any, tmp_path: Any) -> None:
+def test_torch_modes_left_switched_replace_the_process(jobs: Any, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(_LEAVES_MODES)
     job = jobs(script, ranks=2)

@@ -16,13 +16,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import ridethrough as rt
 
 OPTIONS: dict[str, Any] = {
-    "kind": "ddp",  # ddp | fsdp | hsdp | mesh2d | none
+    "kind": "ddp",  # ddp | fsdp | fsdp1 | hsdp | mesh2d | none
     "total": 40,
     "step_s": 0.03,
     "save_every": 5,
@@ -46,6 +46,8 @@ def wrap(kind: str) -> tuple[nn.Module, list[dist.ProcessGroup]]:
         for layer in (model[0], model[2], model):
             fully_shard(layer, mesh=mesh)
         return model, []
+    if kind == "fsdp1":
+        return FullyShardedDataParallel(model, device_id=torch.device("cpu")), []
     if kind == "hsdp":
         mesh = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("replicate", "shard"))
         fully_shard(model, mesh=mesh)
