@@ -12,7 +12,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ridethrough.restart.sockets import connections, event_loops, gloo_loops, stop_receiving
+from ridethrough.restart.groups import Groups
+from ridethrough.restart.sockets import connections, event_loops, gloo_loops, stop_receiving, tcp_sockets
 
 WORLD = 4
 GROUP_TIMEOUT = datetime.timedelta(seconds=4)
@@ -25,17 +26,27 @@ def all_ranks(work: Any) -> list[threading.Thread]:
     return threads
 
 
+def make_groups() -> list[Any]:
+    store = dist.HashStore()
+    groups: list[Any] = [None] * WORLD
+
+    def make(rank: int) -> None:
+        groups[rank] = dist.ProcessGroupGloo(store, rank, WORLD, GROUP_TIMEOUT)
+
+    for thread in all_ranks(make):
+        thread.join()
+    return groups
+
+
 def cut_once(plan: random.Random) -> list[str]:
     """Four ranks, threads of this process, are busy; one stops and all are cut, in any order. What they then raised."""
-    store, before = dist.HashStore(), event_loops()
-    groups: list[Any] = [None] * WORLD
+    before = event_loops()
+    groups = make_groups()
+    loops = gloo_loops(before)
     raised: list[str] = []
     fault = threading.Event()
     guilty, last, numel = plan.randrange(WORLD), plan.randrange(1, 20), plan.choice((1_000, 100_000))
     gathers = plan.random() < 0.5
-
-    def make(rank: int) -> None:
-        groups[rank] = dist.ProcessGroupGloo(store, rank, WORLD, GROUP_TIMEOUT)
 
     def train(rank: int) -> None:
         part, whole = torch.ones(numel), torch.ones(WORLD * numel)
@@ -52,9 +63,6 @@ def cut_once(plan: random.Random) -> list[str]:
                 raised.append(str(error))
                 return
 
-    for thread in all_ranks(make):
-        thread.join()
-    loops = gloo_loops(before)
     threads = all_ranks(train)
     assert fault.wait(30)
     held = {}
@@ -74,3 +82,26 @@ def test_every_rank_comes_out_of_its_collective(cuts: int) -> None:
     assert {len(errors) for errors in raised} == {WORLD - 1}
     stayed = [error for errors in raised for error in errors if "Timed out" in error]
     assert stayed == []
+
+
+def num_connections() -> int:
+    return sum(not found.listening for found in tcp_sockets().values())
+
+
+def test_connections_are_held_until_the_next_groups_have_worked() -> None:
+    before = num_connections()
+    ours = Groups(store_port=0)
+    ours.opening(True)
+    groups = make_groups()
+    ours.opening(False)
+    ours.cut_connections()
+    for group in groups:
+        with pytest.raises(RuntimeError, match="Connection closed by peer"):
+            group.allreduce([torch.ones(1)]).wait()
+    ours.cut_connections()  # the monitor cuts again and again until the main thread is out
+    held = num_connections() - before
+    assert held == WORLD * (WORLD - 1)  # both ends of each are in this process; gloo has closed its own
+    ours.close()
+    assert num_connections() - before == held
+    Groups.bury()
+    assert num_connections() == before

@@ -69,6 +69,47 @@ def test_agent_and_workers_stopped_together_give_no_restart(tmp_path: Path) -> N
     assert left_behind(mark) == []
 
 
+_SLOW_ONCE = """
+import time
+import torch, torch.distributed as dist
+import ridethrough as rt
+
+def train(run):
+    for step in run.steps(0, 40):
+        time.sleep(4.0 if (run.rank, step) == (1, 30) else 0.02)
+        dist.all_reduce(torch.ones(1))
+
+rt.run(train)
+"""
+
+
+@pytest.mark.ranks
+def test_observing_notes_verdicts_and_acts_on_none(jobs: Any, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(_SLOW_ONCE)
+    job = jobs(script, ranks=2, flags=["--observe"])
+    assert job.code == 0, job.out
+    assert {(v["rank"], v["step"], v["observe"]) for v in job.of("verdict")} == {(1, 30, True)}
+    assert job.incidents == [] and job.spawns() == {0: 1, 1: 1}
+
+
+@pytest.mark.ranks
+@pytest.mark.campaign
+@pytest.mark.timeout(600)
+def test_every_kind_of_hang_is_found_at_learned_deadlines(jobs: Any) -> None:
+    """Steps of half a second; prints after how long each was found."""
+    kinds = ["hang_loop", "hang_lock", "hang_skip_collective", "hang_native", "hang_native_gil", "sigstop"]
+    faults = [f"{kind}:{i % 4}:{10 + 8 * i}" for i, kind in enumerate(kinds)]
+    job = jobs(options={"total": 60, "step_s": 0.5}, faults=faults, timeout_s=400)
+    assert job.code == 0, job.out
+    assert job.told("class", "rank") == [("hang", i % 4) for i in range(len(kinds))]
+    fired = [e["t_ns"] for e in job.of("fault_injected")]
+    for kind, then_ns, incident in zip(kinds, fired, job.incidents, strict=True):
+        found_s = (incident["declared_ns"] - then_ns) / 1e9
+        print(f"{kind}: found after {found_s:.1f} s")
+        assert found_s < 50
+
+
 def _marked(pid: str, mark: str) -> bool:
     try:
         return mark.encode() in Path(f"/proc/{pid}/environ").read_bytes()
