@@ -45,7 +45,7 @@ def test_b30_a_stopped_rank_is_named_killed_and_replaced(jobs: Any, tmp_path: Pa
     """At step 5, and in the first collective of a sub-group; `jobs` sees that the stopped processes are gone."""
     script = tmp_path / "script.py"
     script.write_text(_STOPS)
-    job = jobs(script, ranks=2, policy={"hang_floor_s": 3.0})
+    job = jobs(script, ranks=2, policy={"first_step_limit_s": 3.0, "hang_floor_s": 3.0})
     assert job.code == 0, job.out
     assert job.told("class", "rank", "step", "rung") == [
         ("hang", 1, 5, "replace_process"),
