@@ -7,6 +7,7 @@ called.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -157,11 +158,13 @@ def export(attempt: layout.Attempt, target: Path, only: str | None = None) -> di
     dict, with values).
 
     `only` keeps the keys below that name ("model"). Needs the memory of the exported state. Raises
-    CheckpointError when `target` exists, when safetensors is asked for and not installed, or when a byte
-    differs from its hash.
+    CheckpointError when `target` exists or cannot be written, when safetensors is asked for and not installed, or when
+    a byte differs from its hash.
     """
     if target.exists():
         raise CheckpointError(f"{target} exists; choose another name")
+    if not os.access(target.parent, os.W_OK | os.X_OK):
+        raise CheckpointError(f"{target.parent} is no folder that can be written; choose another")
     from ridethrough.checkpoint.export import write_export
 
     return write_export(attempt, target, only)

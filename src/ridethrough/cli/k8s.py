@@ -91,6 +91,8 @@ def validate(
             documents = load_yaml_documents(file.read_text(encoding="utf-8"))
         except OSError as error:
             fail(f"{file}: {error.strerror}")
+        except UnicodeDecodeError:
+            fail(f"{file}: not text in UTF-8; give the YAML of a job or of objects")
     if documents and all(isinstance(document, dict) and "kind" in document for document in documents):
         report = validate_objects(documents, every_version=all_versions)
     else:

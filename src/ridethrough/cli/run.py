@@ -15,18 +15,20 @@ from ridethrough.cli import run_meaning as rm
 from ridethrough.cli import run_options as ro
 from ridethrough.cli.policy_file import Observe, PolicyFile, read_policy
 from ridethrough.cli.usage import fail, usage_errors
+from ridethrough.ledger.rundir import RunDirError, writable_root
 
 app = typer.Typer(rich_markup_mode="markdown")
 
 
 @app.command(
+    options_metavar="[OPTIONS] SCRIPT [ARGS]...",
     context_settings={
         "ignore_unknown_options": False,
         "allow_extra_args": True,
         "allow_interspersed_args": False,
         "help_option_names": ["-h", "--help"],
         "token_normalize_func": lambda name: name.replace("_", "-"),
-    }
+    },
 )
 def run(
     ctx: typer.Context,
@@ -146,6 +148,9 @@ def run(
         shown_ranks = rm.local_ranks(local_ranks_filter)
         token = read_token(token_file)
         tls = read_tls(tls_cert, tls_key, tls_ca)
+    with usage_errors(RunDirError):
+        if log_dir is not None:
+            writable_root(log_dir)
     if most > 1 and (meeting.endpoint is None or not token):
         fail("several machines need --rdzv-endpoint HOST:PORT and --token-file FILE, the same on each of them")
     if not token:

@@ -22,6 +22,8 @@ def load_spec(path: Path) -> JobSpec:
         raise SpecError(
             f"{path}: {error.strerror}; `ridethrough k8s init --profile cpu > job.yaml` makes one"
         ) from None
+    except UnicodeDecodeError:
+        raise SpecError(f"{path}: not text in UTF-8; give the YAML of a job or of objects") from None
     try:
         return parse_spec(text)
     except SpecError as error:

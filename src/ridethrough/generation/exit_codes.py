@@ -38,9 +38,9 @@ EXIT_CODES = (
     ExitCodeRow("2", "usage", "bad usage, before any worker starts", "no"),
     ExitCodeRow("80", "restarts_exhausted", "restarts exhausted", "yes, on another node"),
     ExitCodeRow("81", "no_progress", "no progress", "no"),
-    ExitCodeRow("82", "preempted", "preempted, state saved", "yes"),
+    ExitCodeRow("82", "preempted", "preempted; what there was to save is saved", "yes"),
     ExitCodeRow("83", "fatal", "fatal by policy: do not retry", "no"),
-    ExitCodeRow("84", "proof_failed", "proof failed (demo, chaos)", "no"),
+    ExitCodeRow("84", "proof_failed", "proof failed (demo)", "no"),
     ExitCodeRow("128 + n", "signal", "ended by signal n", "yes"),
 )
 """Every code with its meaning. With `--max-restarts 0` a worker's own code, or 128 + n, is passed on instead."""

@@ -58,9 +58,11 @@ class Policy(BaseModel):
             "SyntaxError",
             "Fatal",
             "StorageFull",
+            "StateMismatch",
         ),
         description="Exceptions that end the job at once; every other one may be restarted. StorageFull is a save that "
-        'met a full disk or quota; `Checkpointer(on_error="warn")` trains on without saves.',
+        'met a full disk or quota (`Checkpointer(on_error="warn")` trains on without saves), StateMismatch a checkpoint '
+        "of another model.",
     )
 
     # --- who is replaced ---------------------------------------------------------------------------------------------

@@ -85,7 +85,7 @@ class NodeAgent:
         self._evidence = Evidence(run.incidents_dir, self.node, workers)
         self._watch = Watch(config.policy, self.node, workers, report, recorder.emit, self._take_stacks)
         self._link = WorkerLink(self.node, workers, self._watch, report, self._crew.kill)
-        self._started = False
+        self._started = self._stopping = False
         self._plan: NodePlan | None = None
 
     # --- life --------------------------------------------------------------------------------------------------------
@@ -141,6 +141,7 @@ class NodeAgent:
     async def stop(self, grace_s: float, *, sig: int = signal.SIGTERM, again: asyncio.Event | None = None) -> None:
         """Ends what still runs: `sig`, `grace_s` seconds or until `again` is set, then SIGKILL to whole trees. Leaves
         nothing behind."""
+        self._stopping = True
         await self._crew.end(grace_s, sig, again)
         for task in list(self._tasks):
             task.cancel()
@@ -263,6 +264,9 @@ class NodeAgent:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             asyncio.get_running_loop().call_exception_handler({"message": "agent task failed", "exception": error})
+            if not self._stopping:  # half an agent would leave the job waiting
+                cause = f"the agent of {self.name} failed: {type(error).__name__}: {error}"
+                self._report(m.StopRequested(cause=cause, code=ExitCode.RESTARTS_EXHAUSTED, grace_s=0.0))
 
 
 def sweep_folders() -> None:

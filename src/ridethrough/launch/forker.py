@@ -164,6 +164,8 @@ class Forker:
 
     def _on_ready(self, message: dict[str, Any]) -> None:
         reasons = [f"{name} cannot be imported ({why})" for name, why in message["failed"].items()]
+        for reason in reasons:
+            print(f"ridethrough: --preload {reason}: the workers start without it", file=sys.stderr)
         safe = message["num_threads"] == 1 and not message["devices"]
         if message["num_threads"] > 1:
             reasons.append(f"{message['num_threads']} threads after the import of {message['culprit']}")
