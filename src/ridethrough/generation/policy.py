@@ -61,7 +61,7 @@ class Policy(BaseModel):
             "StateMismatch",
         ),
         description="Exceptions that end the job at once; every other one may be restarted. StorageFull is a save that "
-        'met a full disk or quota (`Checkpointer(on_error="warn")` trains on without saves), StateMismatch a checkpoint '
+        'met a full disk or quota (`Checkpointer(on_error="warn")` trains on without saves), StateMismatch a state '
         "of another model.",
     )
 
