@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
+import socket
 import subprocess
 import time
 from typing import Any
 
 import pytest
 from launch_job import free_port, wait_until
+
+from ridethrough.launch import endpoint
 
 pytestmark = [pytest.mark.ranks, pytest.mark.root]
 
@@ -47,3 +51,21 @@ def test_b35_a_name_that_never_appears(job: Any, hosts: Any) -> None:
     assert job.wait(process) == 80, job.text()
     last = job.text("agent").splitlines()[-1]
     assert re.search(r"trainer-0.jobs.invalid is not resolvable after 5 s", last), last
+
+
+def test_of_two_launches_at_the_same_moment_one_hosts() -> None:
+    """Both find the port free; a socket that listens at once is what tells them apart."""
+    port = free_port()
+
+    async def settle() -> socket.socket | None:
+        waiting = endpoint.settle("127.0.0.1", port, must_host=True, limit_s=1.0, tls=None)
+        return await asyncio.wait_for(waiting, 3.0)
+
+    async def both() -> list[socket.socket | None | BaseException]:
+        return await asyncio.gather(settle(), settle(), return_exceptions=True)
+
+    results = asyncio.run(both())
+    hosts = [result for result in results if isinstance(result, socket.socket)]
+    assert len(hosts) == 1 and hosts[0].getsockname()[1] == port
+    assert any(isinstance(result, asyncio.TimeoutError) for result in results), "the other one waits for the port"
+    hosts[0].close()

@@ -18,6 +18,7 @@ from ridethrough.launch.tls import TlsFiles
 _PORT_WAIT_S = 8.0
 _PAUSE_S = 0.25
 _PROBE_S = 2.0
+_BACKLOG = 1024
 
 
 class EndpointError(Exception):
@@ -30,10 +31,11 @@ class EndpointError(Exception):
 
 async def settle(
     host: str, port: int, *, must_host: bool, limit_s: float, tls: TlsFiles | None
-) -> Literal["host", "join"]:
+) -> socket.socket | None:
     """Waits until the name resolves (at most `limit_s`); a port that something else holds is waited for a little.
 
-    "host" if the name is this machine's and the port is free. Raises EndpointError.
+    The caller hosts if the name is this machine's and the port was free: it gets the socket, which listens already, so
+    that of two launches at the same moment one hosts. None: join the coordinator there. Raises EndpointError.
     """
     began_s = time.monotonic()
     held_since_s: float | None = None
@@ -51,15 +53,15 @@ async def settle(
                 ) from error
             await asyncio.sleep(_PAUSE_S)
             continue
-        answer = _try_to_bind(addresses)
-        if answer == "free":
-            return "host"
+        answer = _listen(addresses)
+        if isinstance(answer, socket.socket):
+            return answer
         if answer == "elsewhere" and not must_host:
-            return "join"
+            return None
         if answer == "elsewhere":
             raise EndpointError(f"is_host: {host} is no address of this machine", ExitCode.USAGE)
         if not must_host and await _coordinator_answers(host, port, tls):
-            return "join"
+            return None
         held_since_s = held_since_s or time.monotonic()
         if time.monotonic() - held_since_s > _PORT_WAIT_S:
             raise EndpointError(f"port {port} of {host} is in use by {ports.holder(port)}", ExitCode.USAGE)
@@ -72,17 +74,21 @@ async def _resolve(host: str, port: int) -> list[tuple[int, str, int]]:
     return [(int(family), str(where[0]), int(where[1])) for family, _, _, _, where in found]
 
 
-def _try_to_bind(addresses: list[tuple[int, str, int]]) -> Literal["free", "in use", "elsewhere"]:
+def _listen(addresses: list[tuple[int, str, int]]) -> socket.socket | Literal["in use", "elsewhere"]:
     for family, address, port in addresses:
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((address, port))
-            except OSError as error:
-                if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
-                    continue
+        try:
+            listening = socket.socket(family, socket.SOCK_STREAM)
+        except OSError:  # no such family here
+            continue
+        try:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind((address, port))
+            listening.listen(_BACKLOG)  # two may bind as long as none listens
+            return listening
+        except OSError as error:
+            listening.close()
+            if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                 return "in use"
-            return "free"
     return "elsewhere"
 
 

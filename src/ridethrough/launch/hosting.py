@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Literal
 
 from ridethrough.generation import messages as m
@@ -33,13 +34,15 @@ class HostedJob:
         self.coordinator = Coordinator(self.machine, self.recorder, run.path)
         self.server: CoordinatorServer | None = None
 
-    async def listen(self) -> int:
-        """Lets agents in at the endpoint; returns the port. Raises OSError if it is taken."""
+    async def listen(self, listening: socket.socket | None = None) -> int:
+        """Lets agents in at the endpoint, or through a socket that listens there; returns the port. Raises OSError if
+        it is taken."""
         config = self._config
         assert config.endpoint is not None
         welcome = {"epoch": self.machine.epoch, "run_id": self._run.run_id, "num_workers": config.num_workers}
         self.server = CoordinatorServer(self.coordinator, config.token, welcome, config.policy.lease_s)
-        return await self.server.start(*config.endpoint, config.tls.server() if config.tls is not None else None)
+        tls = config.tls.server() if config.tls is not None else None
+        return await self.server.start(*config.endpoint, tls, listening)
 
     def begin(self) -> None:
         """Time begins for the job."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
 import sys
 from collections.abc import Callable
 
@@ -39,23 +40,23 @@ async def _launch(config: LaunchConfig, open_run: OpenRun, is_done: Callable[[],
     if config.may_host:
         limit_s = config.policy.join_limit_s
         try:
-            part = await settle(*config.endpoint, must_host=config.must_host, limit_s=limit_s, tls=config.tls)
+            listening = await settle(*config.endpoint, must_host=config.must_host, limit_s=limit_s, tls=config.tls)
         except EndpointError as error:
             print(f"ridethrough: {error}", file=sys.stderr)
             return error.code
-        if part == "host":
-            return await _host(config, open_run)
+        if listening is not None:
+            return await _host(config, open_run, listening)
     return await Member(config, open_run, is_done).run()
 
 
-async def _host(config: LaunchConfig, open_run: OpenRun) -> int:
+async def _host(config: LaunchConfig, open_run: OpenRun, listening: socket.socket | None = None) -> int:
     """Coordinator and agent in one process: their common end is documented as the end of the job."""
     run = open_run(None)
     job = HostedJob(config, run, "agent")
     address = config.address or (config.endpoint[0] if config.endpoint is not None else "127.0.0.1")
     agent = NodeAgent(config, run, job.recorder, job.coordinator.post, address)
-    if config.endpoint is not None:
-        await job.listen()
+    if listening is not None:
+        await job.listen(listening)
     job.coordinator.deliver = _deliver(agent, job.server)
     job.begin()
     done = job.coordinator.done

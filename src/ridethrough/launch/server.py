@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import ssl
 import sys
 import time
@@ -36,9 +37,14 @@ class CoordinatorServer:
         self._tasks: set[asyncio.Task[None]] = set()
         self._gone = asyncio.Event()
 
-    async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
-        """Listens; returns the port. Raises OSError if it is taken."""
-        self._server = await asyncio.start_server(self._serve, host, port, ssl=tls)
+    async def start(
+        self, host: str, port: int, tls: ssl.SSLContext | None = None, listening: socket.socket | None = None
+    ) -> int:
+        """Listens, or serves a socket that does; returns the port. Raises OSError if it is taken."""
+        if listening is not None:
+            self._server = await asyncio.start_server(self._serve, sock=listening, ssl=tls)
+        else:
+            self._server = await asyncio.start_server(self._serve, host, port, ssl=tls)
         self._tasks.add(asyncio.ensure_future(self._look()))
         return int(self._server.sockets[0].getsockname()[1])
 
