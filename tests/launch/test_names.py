@@ -61,7 +61,7 @@ def test_of_two_launches_at_the_same_moment_one_hosts() -> None:
         waiting = endpoint.settle("127.0.0.1", port, must_host=True, limit_s=1.0, tls=None)
         return await asyncio.wait_for(waiting, 3.0)
 
-    async def both() -> list[socket.socket | None | BaseException]:
+    async def both() -> list[socket.socket | BaseException | None]:
         return await asyncio.gather(settle(), settle(), return_exceptions=True)
 
     results = asyncio.run(both())
