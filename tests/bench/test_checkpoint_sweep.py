@@ -34,6 +34,7 @@ def test_a_row_counts_only_if_it_is_fresh_and_right() -> None:
 
 
 @pytest.mark.ranks
+@pytest.mark.campaign
 def test_modes_beside_each_other_save_what_can_be_loaded() -> None:
     said: list[str] = []
     sweep = Sweep(

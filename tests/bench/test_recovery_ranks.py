@@ -68,6 +68,7 @@ def test_cut_off_it_leaves_no_process_and_no_folder(folder: Path) -> None:
     assert nothing_left(folder)
 
 
+@pytest.mark.campaign
 def test_cut_off_later_it_keeps_what_was_measured(tmp_path: Path, folder: Path) -> None:
     out = tmp_path / "out.json"
     asked = ["--mechanisms", "ridethrough", "--faults", "exception", "--reps", "9"]

@@ -36,6 +36,7 @@ rt.run(train)
 
 
 @pytest.mark.ranks
+@pytest.mark.campaign
 def test_a_script_without_end_is_measured_and_ended(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)

@@ -92,6 +92,7 @@ def test_without_a_copy_in_memory_a_load_waits_its_limit_and_ends_with_a_code(la
     assert "storage did not answer within 0.5 s" in launched.text()
 
 
+@pytest.mark.campaign
 def test_a_stop_saves_the_newest_state_in_memory_though_the_ranks_are_stuck(launched: Any, control: Any) -> None:
     """Rule of a preemption: the keepers need no rank."""
     flags = ("--observe", "--stop-grace", "3", "--fault-at", "hang:1:6:forward")

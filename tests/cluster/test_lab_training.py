@@ -96,6 +96,7 @@ def standby(told: Training) -> bool:
 @pytest.mark.root
 @pytest.mark.ranks
 @pytest.mark.timeout(300)
+@pytest.mark.campaign
 def test_b37_two_lost_nodes(tmp_path: Path) -> None:
     redone = lose_nodes(tmp_path, 2, seed=1)
     assert all(steps <= 2 for steps in redone), redone  # 1, and one more where the replica was still on its way

@@ -326,6 +326,7 @@ rt.run(train)
 """
 
 
+@pytest.mark.campaign
 def test_b19_what_a_restart_cannot_mend_is_not_retried(job: Any) -> None:
     before = script(job, B19.format(before="raise ValueError('hidden=0')", within="pass"), "before.py")
     assert job.run(*options("before", 2, "--max-restarts", "3"), before, str(job.out), name="before") == 81

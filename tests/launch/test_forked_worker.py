@@ -129,6 +129,7 @@ def test_a_killed_zygote_is_replaced_at_once(job: Any) -> None:
 
 
 @pytest.mark.ranks
+@pytest.mark.campaign
 def test_a_stopped_zygote_harms_nobody(job: Any) -> None:
     """It does not answer; it is ended before another one starts, and the job's processes stay."""
     process = start_counting(job, 150, "--spares", "0")
@@ -159,6 +160,7 @@ def test_a_spare_takes_the_dead_ranks_place_and_another_follows(job: Any) -> Non
 
 
 @pytest.mark.ranks
+@pytest.mark.campaign
 def test_an_executed_spare_where_nothing_may_be_forked(job: Any) -> None:
     (job.folder / "threaded.py").write_text(
         "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"

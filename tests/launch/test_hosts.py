@@ -83,6 +83,7 @@ def test_a_host_lost_with_all_on_it_is_replaced_by_the_standby(job: Any, network
     assert [job.wait(hosts.agents[host]) for host in (2, 4)] == [0, 0]
 
 
+@pytest.mark.campaign
 def test_a_link_cut_for_a_moment_restarts_nothing_for_long_costs_the_place(job: Any, network: Network) -> None:
     hosts = Hosts(job, network, 300)
     for host in (2, 3):
@@ -130,6 +131,7 @@ def _kill(pid: int) -> None:
         return
 
 
+@pytest.mark.campaign
 def test_kills_at_seeded_moments(job: Any, network: Network) -> None:
     kills(job, network, 3, seed=42)
 

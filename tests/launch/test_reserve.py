@@ -54,6 +54,7 @@ def with_reserve(tmp_path: Path, num_spares: int, use: Callable[[Reserve, Start]
 
 
 @pytest.mark.ranks
+@pytest.mark.campaign
 def test_each_assignment_runs_in_one_process_with_its_own_environment(tmp_path: Path) -> None:
     """A spare that had begun before the agent looked again was taken for dead, and the program was run twice."""
 

@@ -99,6 +99,7 @@ def test_without_enough_nodes_it_ends_with_a_code_to_retry(job: Any) -> None:
     assert job.wait(agents[1]) == 80, job.text()
 
 
+@pytest.mark.campaign
 def test_the_coordinator_killed_and_started_again_restarts_nothing(job: Any) -> None:
     cluster = Cluster(job, "2", 150)
     coordinator = cluster.coordinator()
@@ -129,6 +130,7 @@ def test_sigterm_ends_a_coordinator_and_not_its_job(job: Any) -> None:
     assert [e["code"] for e in job.events("a", "job_end")] == [0]
 
 
+@pytest.mark.campaign
 def test_a_deposed_coordinator_leaves_the_job_to_the_next_one(job: Any) -> None:
     """Two at once: the older one finds the younger one's claim when it is to plan, and says nothing to the agents."""
     cluster = Cluster(job, "2", 150)
@@ -153,6 +155,7 @@ def test_a_job_that_is_taken_down_as_a_whole_saves_although_its_coordinator_goes
     assert len({e["step"] for e in job.events("a", "finish")}) == 1
 
 
+@pytest.mark.campaign
 def test_a_notice_without_a_coordinator_ends_the_node_within_its_grace(job: Any) -> None:
     cluster = Cluster(job, "2", 2000, "--stop-grace", "3")
     coordinator = cluster.coordinator()
@@ -211,6 +214,7 @@ def test_a_stranger_is_refused(job: Any) -> None:
     assert job.wait(coordinator) == 130
 
 
+@pytest.mark.campaign
 def test_a_stopped_agent_that_comes_back_is_fenced(job: Any) -> None:
     cluster = Cluster(job, "2", 150)
     coordinator = cluster.coordinator()
@@ -237,6 +241,7 @@ def _parent(pid: int) -> int:
         return int(file.read().rsplit(")", 1)[1].split()[1])
 
 
+@pytest.mark.campaign
 def test_b20_an_agent_that_comes_and_goes_uses_up_no_restarts_and_gets_no_endless_tries(job: Any) -> None:
     """Lost nodes have a limit of their own: the second loss of a host cordons it (`cordon_after`)."""
     cluster = Cluster(job, "2", 5000, "--node-wait", "3", "--max-restarts", "3")
@@ -257,6 +262,7 @@ def test_b20_an_agent_that_comes_and_goes_uses_up_no_restarts_and_gets_no_endles
     assert 1 <= len(losses) <= 2 and len(losses) == len(job.events("a", "incident"))
 
 
+@pytest.mark.campaign
 def test_b37_a_deleted_pod_comes_back_under_another_name(job: Any) -> None:
     cluster = Cluster(job, "2", 120)
     coordinator = cluster.coordinator()

@@ -40,6 +40,7 @@ def num_collectives(flight: Path) -> int:
 
 
 @pytest.mark.parametrize("kind", ["mesh2d", pytest.param("hsdp", marks=pytest.mark.campaign)])
+@pytest.mark.campaign
 def test_meshes_with_sub_groups(jobs: Any, kind: str) -> None:
     """The guilty rank is found although each collective is on a group that only some ranks are in."""
     faults = ["hang_loop:2:12:backward", "exception:1:18", "hang_lock:0:24:optimizer", "hang_skip_collective:3:30"]

@@ -10,6 +10,7 @@ import pytest
 pytestmark = pytest.mark.ranks
 
 
+@pytest.mark.campaign
 def test_deaths_and_stuck_processes_in_a_row_replace_only_the_guilty(jobs: Any) -> None:
     faults = ["sigkill:0:12", "sigstop:-1:18", "hang_native:1:24", "hang_native_gil:2:30", "sigkill:-1:36"]
     job = jobs(options={"kind": "ddp", "total": 40}, faults=faults)
@@ -54,6 +55,7 @@ def test_b30_a_stopped_rank_is_named_killed_and_replaced(jobs: Any, tmp_path: Pa
     assert job.spawns() == {0: 1, 1: 3}
 
 
+@pytest.mark.campaign
 def test_two_ranks_at_once_and_faults_during_a_recovery(jobs: Any) -> None:
     faults = ["exception:0:12", "exception:2:12", "sigkill:1:18", "exception:3:18"]
     faults += ["exception:1:24", "sigkill:2:24:recovery", "exception:0:30", "exception:3:30:init"]
