@@ -20,33 +20,8 @@ class NodeRanks(BaseModel):
     workers: tuple[str, ...]
 
 
-class NodePlan(BaseModel):
-    """A node's part of a plan: who holds its ranks, and what all have in common. `place` is its index in the plan's
-    nodes. A plan for 10,000 nodes has a megabyte; a part of it a few hundred bytes."""
-
-    model_config = ConfigDict(frozen=True)
-
-    epoch: int
-    generation: int
-    world_size: int
-    num_nodes: int
-    place: int
-    first_rank: int
-    workers: tuple[str, ...]
-    store: str
-    prefix: str
-    restarts: int = 0
-    resume: dict[str, Any] = Field(default_factory=dict)
-    history: History = Field(default_factory=History)
-
-    @property
-    def key(self) -> tuple[int, int]:
-        """Which plan it is a part of; a later one's is higher."""
-        return self.epoch, self.generation
-
-
-class Plan(BaseModel):
-    """One generation's world. Ranks are contiguous over nodes in `nodes` order, and contiguous on each node.
+class _Generation(BaseModel):
+    """What a plan and each node's part of it have in common.
 
     `store` is host:port of the key-value store for process groups, `prefix` the key prefix that no other generation
     uses. `resume` is opaque to this room (the checkpoint rooms fill it in); `history` is the policy's count so far.
@@ -56,12 +31,33 @@ class Plan(BaseModel):
 
     epoch: int
     generation: int
-    nodes: tuple[NodeRanks, ...]
     store: str
     prefix: str
     restarts: int = 0
     resume: dict[str, Any] = Field(default_factory=dict)
     history: History = Field(default_factory=History)
+
+
+class NodePlan(_Generation):
+    """A node's part of a plan: who holds its ranks, and what all have in common. `place` is its index in the plan's
+    nodes. A plan for 10,000 nodes has a megabyte; a part of it a few hundred bytes."""
+
+    world_size: int
+    num_nodes: int
+    place: int
+    first_rank: int
+    workers: tuple[str, ...]
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Which plan it is a part of; a later one's is higher."""
+        return self.epoch, self.generation
+
+
+class Plan(_Generation):
+    """One generation's world. Ranks are contiguous over nodes in `nodes` order, and contiguous on each node."""
+
+    nodes: tuple[NodeRanks, ...]
 
     @property
     def world_size(self) -> int:

@@ -55,7 +55,7 @@ class Forker:
         self._waiting: dict[int, asyncio.Future[int]] = {}
         self._ready: asyncio.Future[bool] | None = None
         self._num_deaths = 0
-        self.note = ""
+        self._preload, self.note = preload, ""
 
     def start(self) -> None:
         """Begins the imports; `ready` tells when they are done."""
@@ -164,8 +164,11 @@ class Forker:
 
     def _on_ready(self, message: dict[str, Any]) -> None:
         reasons = [f"{name} cannot be imported ({why})" for name, why in message["failed"].items()]
-        for reason in reasons:
-            print(f"ridethrough: --preload {reason}: the workers start without it", file=sys.stderr)
+        for name in message["failed"].keys() & set(self._preload):
+            why = message["failed"][name]
+            print(
+                f"ridethrough: --preload {name} cannot be imported ({why}): workers start without it", file=sys.stderr
+            )
         safe = message["num_threads"] == 1 and not message["devices"]
         if message["num_threads"] > 1:
             reasons.append(f"{message['num_threads']} threads after the import of {message['culprit']}")
