@@ -5,6 +5,7 @@ SHELL := /bin/bash
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
+WORKERS ?= 2
 EXTRAS ?=
 export GOAL := $(firstword $(MAKECMDGOALS))
 READY := $(VENV)/.ready
@@ -25,7 +26,7 @@ demo: $(READY) ## train through five faults, prove the result, write a report
 	@$(BIN)/ridethrough demo $(ARGS)
 
 test: $(READY) ## the tests, without campaigns and soaks
-	@$(BIN)/python -m pytest -q -m "not campaign and not soak" $(ARGS)
+	@$(BIN)/python -m pytest -q -n $(WORKERS) -m "not campaign and not soak" $(ARGS)
 
 lint: $(READY) ## style, formatting, types
 	@$(BIN)/ruff check src tests
@@ -57,7 +58,7 @@ soak: $(READY) ## half an hour of healthy training without a false alarm
 
 compat: ## the tests with the oldest torch that is supported, in .venv-compat
 	@VENV=.venv-compat CONSTRAINTS=constraints-compat.txt EXTRAS=$(EXTRAS) ./scripts/setup.sh
-	@.venv-compat/bin/python -m pytest -q -m "not campaign and not soak" $(ARGS)
+	@.venv-compat/bin/python -m pytest -q -n $(WORKERS) -m "not campaign and not soak" $(ARGS)
 
 system-deps: ## what the tests that need root use (Debian, Ubuntu)
 	apt-get update -qq

@@ -7,6 +7,7 @@ The keeper of this very process may stay: it serves every Checkpointer here and 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -37,6 +38,12 @@ def _children() -> dict[int, str]:
             except OSError:  # gone meanwhile
                 pass
     return found
+
+
+@pytest.fixture
+def tmp_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As pytest's, with a shorter name: jobs have their TMPDIR in it, and a socket's path ends at 107 bytes."""
+    return tmp_path_factory.mktemp(re.sub(r"\W", "_", request.node.name)[:12])
 
 
 @pytest.fixture(autouse=True)
