@@ -31,7 +31,7 @@ def seen(run_dir: Path) -> str:
 
 
 def test_through_a_life(tmp_path: Path) -> None:
-    run = create_run(tmp_path, run_id="a", config={"train": {"steps": 40}}, command=[], schedule_hash=None)
+    run = create_run(tmp_path, run_id="a", config={"script": ["train.py"]}, command=[], schedule_hash=None)
     assert read_status(run.path).state == "starting"
     gr = {"generation": 0, "rank": 0}
     with Recorder(run.path, "agent") as agent, Recorder(run.path, "worker") as worker:
@@ -39,7 +39,7 @@ def test_through_a_life(tmp_path: Path) -> None:
         assert life(run.path).running
         assert read_status(run.path).state == "starting"
         worker.emit("enter", **gr)
-        worker.emit("loop", **gr, step=0)
+        worker.emit("loop", **gr, step=0, total=40)
         t0 = time.monotonic_ns()
         worker.emit("save", **gr, step=0, event="staged", bytes=5)
         worker.emit("step", **gr, step=1, t0_ns=t0, t1_ns=t0 + 1000, t_ns=t0 + 1000, parts=[], loss=2.5, tokens=7)

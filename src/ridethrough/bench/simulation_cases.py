@@ -8,8 +8,9 @@ table (16 H100, 2,000 steps, a save every 500, 5 faults, seed 42). Llama 3: "The
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
+from itertools import chain
 from typing import Any
 
 from ridethrough.bench.simulation import Outcome, simulate
@@ -203,12 +204,18 @@ def contradictions() -> list[dict[str, Any]]:
     ]
 
 
-def all_cases(days: float | None = None) -> dict[str, Any]:
-    """Everything, as the JSON of `ridethrough simulate`. `days` of every large fleet; None: each its own."""
+def all_cases(days: float | None = None, tell: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
+    """Everything, as the JSON of `ridethrough simulate`. `days` of every large fleet; None: each its own. `tell` gets a
+    line per case."""
+    results = []
+    for row in chain(checkpoint_cases(), recovery_cases(), fleet_cases(days)):
+        results.append(row)
+        where = f"{row['group']}, {row['num_gpus']:,} GPUs, {row['mechanism']}"
+        tell(f"case {len(results)}: {where}: training goodput {row['training_goodput']:.3f}")
     return {
         "kind": "simulation",
         "schedule": [asdict(fault) for fault in published_faults()],
-        "results": [*checkpoint_cases(), *recovery_cases(), *fleet_cases(days)],
+        "results": results,
         "assumptions": assumptions(),
         "contradictions": contradictions(),
     }

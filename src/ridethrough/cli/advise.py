@@ -9,17 +9,18 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ridethrough.cli.json_option import JsonCommand, JsonOption, write_json
+from ridethrough.cli.command import App
+from ridethrough.cli.json_option import JsonOption, write_json
 from ridethrough.cli.run_argument import RunOrLatest, Runs, find, read
 
 if TYPE_CHECKING:
     from ridethrough.report.advice import Report
     from ridethrough.report.timeouts import TimeLimit
 
-app = typer.Typer(rich_markup_mode="markdown")
+app = App()
 
 
-@app.command(cls=JsonCommand)
+@app.command()
 def advise(
     run: RunOrLatest = "latest",
     runs: Runs = None,
@@ -38,6 +39,10 @@ def advise(
 
     From one run's events: its stalls, writes, failure rate and longest phases. A short run with few incidents says
     little; the figures say from how much they come.
+
+    Example:
+
+        ridethrough advise my-run --gpu-hour-price 2.50
     """
     from ridethrough.report.advice import advise as advise_run
 

@@ -9,10 +9,11 @@ from typing import Annotated
 
 import typer
 
+from ridethrough.cli.command import App
 from ridethrough.cli.run_argument import RunOrLatest, Runs, find
 from ridethrough.cli.usage import usage_errors
 
-app = typer.Typer(rich_markup_mode="markdown")
+app = App()
 
 
 @app.command()
@@ -32,6 +33,10 @@ def alert(
 
     One JSON line per alert on standard output, each told once; ends when the run does. That a fault was recovered from
     and that it recurs are different alerts. A webhook that does not answer is tried three times, then it is said.
+
+    Example:
+
+        ridethrough alert my-run --webhook https://hooks.example/training
     """
     from ridethrough.ledger.reading import LedgerError
     from ridethrough.ledger.rundir import RunDirError

@@ -10,10 +10,11 @@ import typer
 
 from ridethrough.cli.bench_checkpoint import checkpoint
 from ridethrough.cli.bench_shadow import shadow
-from ridethrough.cli.json_option import STANDARD_OUTPUT, JsonCommand, JsonOption, write_json
+from ridethrough.cli.command import App
+from ridethrough.cli.json_option import STANDARD_OUTPUT, JsonOption, write_json
 from ridethrough.cli.usage import fail, usage_errors
 
-app = typer.Typer(rich_markup_mode="markdown", no_args_is_help=True)
+app = App(no_args_is_help=True)
 
 _DEFAULT_MECHANISMS = "ridethrough,ridethrough-process,torchrun,restart-job"
 
@@ -23,8 +24,8 @@ def root() -> None:
     """Measure: recovery from faults and the cost of checkpoints, beside every peer, in one run on one machine."""
 
 
-app.command(cls=JsonCommand)(checkpoint)
-app.command(cls=JsonCommand, context_settings={"allow_extra_args": True})(shadow)
+app.command()(checkpoint)
+app.command(context_settings={"allow_extra_args": True})(shadow)
 
 PeerEnv = Annotated[
     list[str] | None,
@@ -36,7 +37,7 @@ PeerEnv = Annotated[
 ]
 
 
-@app.command(cls=JsonCommand)
+@app.command()
 def recovery(
     mechanisms: Annotated[
         str, typer.Option("--mechanisms", metavar="A,B,...", help="Which to run, or `all`; `list` explains them.")
@@ -127,7 +128,7 @@ def recovery(
 
 
 def _show_recovery(result: dict[str, Any]) -> None:
-    from ridethrough.cli.table import print_table
+    from ridethrough.cli.table import print_lines
 
     header = [
         "fault",
@@ -150,7 +151,7 @@ def _show_recovery(result: dict[str, Any]) -> None:
         cells += [_median(row["caught_up_s"]), f"{row['steps_lost']:g}" if row["steps_lost"] is not None else "-"]
         cells += [f"{row['ratio']:.1f}x" if row["ratio"] else "-"]
         rows.append(cells)
-    print_table([*header, "lost", "ratio"], rows)
+    print_lines([*header, "lost", "ratio"], rows)
     for row in result["missing"]:
         print(f"not measured: {row['mechanism']}: {row['error']}")
 
@@ -169,7 +170,12 @@ def page(
         bool, typer.Option("--check", help="Write nothing; exit with 1 if the page is not that of the files.")
     ] = False,
 ) -> None:
-    """Make the page of the benchmarks from the JSON of `bench recovery`, `bench checkpoint` and `simulate`."""
+    """Make the page of the benchmarks from the JSON of `bench recovery`, `bench checkpoint` and `simulate`.
+
+    Example:
+
+        ridethrough bench page --from docs/benchmarks --out docs/benchmarks.md
+    """
     from ridethrough.bench.page import page as make
 
     with usage_errors(OSError, ValueError, KeyError):

@@ -90,7 +90,7 @@ def checkpoint(
 
 
 def _show(result: dict[str, Any]) -> None:
-    from ridethrough.cli.table import print_table
+    from ridethrough.cli.table import print_lines
 
     header = ["mode", "ranks", "MiB", "window", "efficiency", "added s", "blocked s", "write s", "fresh s", "counts"]
     rows = []
@@ -100,7 +100,7 @@ def _show(result: dict[str, Any]) -> None:
         names = ("added_s_per_save", "blocked_s_per_save", "write_s", "freshness_s")
         cells += [f"{row[name]:.3f}" if row[name] is not None else "-" for name in names]
         rows.append([*cells, verdict(row)])
-    print_table(header, rows)
+    print_lines(header, rows)
     for row in result["missing"]:
         print(f"not measured: {row['mode']}: {row['error']}")
 

@@ -19,9 +19,7 @@ def shadow(
         str, typer.Option("--mechanisms", metavar="A,B", help="ridethrough, torchrun, restart-job, kubernetes-pods.")
     ] = "ridethrough,torchrun,restart-job",
     faults: Annotated[str, typer.Option("--faults", metavar="KIND,...", help="Kinds of fault.")] = "exception,sigkill",
-    nproc_per_node: Annotated[
-        int, typer.Option("--nproc-per-node", "--nproc_per_node", min=1, help="Ranks, on this machine.")
-    ] = 2,
+    nproc_per_node: Annotated[int, typer.Option("--nproc-per-node", min=1, help="Ranks, on this machine.")] = 2,
     budget: Annotated[
         float, typer.Option("--budget", min=1, metavar="SECONDS", help="Time for everything together.")
     ] = 600.0,

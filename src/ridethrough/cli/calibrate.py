@@ -8,13 +8,15 @@ import typer
 from rich.console import Console
 
 from ridethrough.cli.advise import limits_table
-from ridethrough.cli.json_option import JsonCommand, JsonOption, write_json
+from ridethrough.cli.command import App
+from ridethrough.cli.json_option import JsonOption, write_json
 from ridethrough.cli.run_argument import Runs, find, read
+from ridethrough.cli.usage import fail
 
-app = typer.Typer(rich_markup_mode="markdown")
+app = App()
 
 
-@app.command(cls=JsonCommand)
+@app.command()
 def calibrate(
     run: Annotated[
         list[str] | None, typer.Argument(metavar="[RUN...]", help="Runs of the same kind; else the latest.")
@@ -33,10 +35,16 @@ def calibrate(
         ridethrough calibrate healthy-1 healthy-2 --json limits.json
         ridethrough run --policy limits.json train.py
     """
-    from ridethrough.report.timeouts import proposed_policy, time_limits
+    from ridethrough.report.timeouts import proposed_policy, time_limits, unseen
 
-    limits = time_limits([read(find(runs, name)) for name in run or ["latest"]])
+    names = run or ["latest"]
+    limits = time_limits([read(find(runs, name)) for name in names])
+    if not limits:
+        fail(f"{', '.join(names)}: no phase has ended there and no step was finished; give runs that trained")
     if json is not None:
         write_json({"policy": proposed_policy(limits), "limits": [limit.as_json() for limit in limits]}, json)
         return
     Console(highlight=False).print(limits_table(limits))
+    missing = unseen(limits)
+    if missing:
+        print(f"not seen in these runs, so the default stays: {', '.join(missing)}")

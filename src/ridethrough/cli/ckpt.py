@@ -11,23 +11,27 @@ from rich.progress import Progress
 
 from ridethrough.checkpoint import inspect
 from ridethrough.checkpoint.errors import CheckpointError
-from ridethrough.cli.json_option import JsonCommand, JsonOption, write_json
+from ridethrough.cli.command import App
+from ridethrough.cli.json_option import JsonOption, write_json
 from ridethrough.cli.table import print_table
 from ridethrough.cli.usage import usage_errors
 
 DAMAGED = 1
 
-app = typer.Typer(
-    rich_markup_mode="markdown", no_args_is_help=True, help="Checkpoints: ls, show, verify, prune, export."
-)
+app = App(no_args_is_help=True, help="Checkpoints: ls, show, verify, prune, export.")
 
 Root = Annotated[Path, typer.Argument(help="The root given to the Checkpointer, or one step-* folder in it.")]
 Step = Annotated[int | None, typer.Option("--step", help="This step; the newest committed one if left out.")]
 
 
-@app.command("ls", cls=JsonCommand)
+@app.command("ls")
 def ls_command(root: Root, json: JsonOption = None) -> None:
-    """List every attempt in ROOT, newest first: committed, partial (a save that did not finish) or damaged, and why."""
+    """List every attempt in ROOT, newest first: committed, partial (a save that did not finish) or damaged, and why.
+
+    Example:
+
+        ridethrough ckpt ls runs/my-run/checkpoints
+    """
     with usage_errors(CheckpointError):
         rows = inspect.list_attempts(root)
     if json is not None:
@@ -43,9 +47,14 @@ def ls_command(root: Root, json: JsonOption = None) -> None:
     )  # fmt: skip
 
 
-@app.command("show", cls=JsonCommand)
+@app.command("show")
 def show_command(root: Root, step: Step = None, json: JsonOption = None) -> None:
-    """Show what one checkpoint holds, key by key."""
+    """Show what one checkpoint holds, key by key.
+
+    Example:
+
+        ridethrough ckpt show runs/my-run/checkpoints --step 500
+    """
     with usage_errors(CheckpointError):
         found = inspect.show(inspect.find(root, step))
     if json is not None:
@@ -66,14 +75,19 @@ def show_command(root: Root, step: Step = None, json: JsonOption = None) -> None
     print_table(["key", "dtype", "shape", "bytes", "chunks"], rows)
 
 
-@app.command("verify", cls=JsonCommand)
+@app.command("verify")
 def verify_command(
     root: Root,
     step: Step = None,
     every: Annotated[bool, typer.Option("--all", help="Every committed one, not only the newest.")] = False,
     json: JsonOption = None,
 ) -> None:
-    """Read every byte and compare it with its hash. Exit code 0: whole; 1: something is damaged."""
+    """Read every byte and compare it with its hash. Exit code 0: whole; 1: something is damaged.
+
+    Example:
+
+        ridethrough ckpt verify runs/my-run/checkpoints --all
+    """
     with usage_errors(CheckpointError):
         attempts = inspect.committed(root) if every else [inspect.find(root, step)]
     results: list[dict[str, Any]] = []
@@ -90,7 +104,7 @@ def verify_command(
         raise typer.Exit(DAMAGED)
 
 
-@app.command("prune", cls=JsonCommand)
+@app.command("prune")
 def prune_command(
     root: Root,
     keep: Annotated[int, typer.Option("--keep", help="Newest committed ones to keep.", min=1)] = 3,
@@ -99,7 +113,12 @@ def prune_command(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
     json: JsonOption = None,
 ) -> None:
-    """Delete old checkpoints of a ROOT that no job is writing to; the newest good one is verified first and stays."""
+    """Delete old checkpoints of a ROOT that no job is writing to; the newest good one is verified first and stays.
+
+    Example:
+
+        ridethrough ckpt prune runs/my-run/checkpoints --keep 3 --dry-run
+    """
     with usage_errors(CheckpointError):
         gone = inspect.prune(root, keep, keep_every, damaged, dry_run)
     if json is not None:
@@ -111,7 +130,7 @@ def prune_command(
     )
 
 
-@app.command("export", cls=JsonCommand)
+@app.command("export")
 def export_command(
     root: Root,
     target: Annotated[Path, typer.Argument(help="New file: NAME.safetensors, or any other name for torch.save.")],
@@ -119,7 +138,12 @@ def export_command(
     only: Annotated[str | None, typer.Option("--only", help="Only what is below this name, such as `model`.")] = None,
     json: JsonOption = None,
 ) -> None:
-    """Write a checkpoint's whole state into one file, verifying every byte on the way."""
+    """Write a checkpoint's whole state into one file, verifying every byte on the way.
+
+    Example:
+
+        ridethrough ckpt export runs/my-run/checkpoints model.safetensors --only model
+    """
     with usage_errors(CheckpointError):
         done = inspect.export(inspect.find(root, step), target, only)
     if json is not None:

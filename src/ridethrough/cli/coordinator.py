@@ -10,11 +10,12 @@ from typing import Annotated
 import typer
 
 from ridethrough.cli import launching as la
+from ridethrough.cli.command import App
 from ridethrough.cli.policy_file import PolicyFile, read_policy
 from ridethrough.cli.usage import fail, usage_errors
 from ridethrough.ledger.rundir import RunDir, RunDirError, create_run, runs_root
 
-app = typer.Typer(rich_markup_mode="markdown")
+app = App()
 
 
 @app.command()
@@ -24,12 +25,10 @@ def coordinator(
         "127.0.0.1:29500"
     ),
     nnodes: Annotated[str, typer.Option("--nnodes", metavar="N|MIN:MAX", help="Machines of the job.")] = "1",
-    nproc_per_node: Annotated[
-        int, typer.Option("--nproc-per-node", "--nproc_per_node", min=1, help="Ranks on each machine.")
-    ] = 1,
+    nproc_per_node: Annotated[int, typer.Option("--nproc-per-node", min=1, help="Ranks on each machine.")] = 1,
     token_file: Annotated[
         Path | None,
-        typer.Option("--token-file", "--token_file", metavar="FILE", help="The job's secret; else RIDETHROUGH_TOKEN."),
+        typer.Option("--token-file", metavar="FILE", help="The job's secret; else RIDETHROUGH_TOKEN."),
     ] = None,
     tls_cert: la.TlsCert = None,
     tls_key: la.TlsKey = None,
@@ -37,7 +36,7 @@ def coordinator(
     max_restarts: la.MaxRestarts = 100,
     stop_grace: la.StopGrace = 10.0,
     node_wait: Annotated[
-        float, typer.Option("--node-wait", "--node_wait", min=0, help="Seconds to wait for a lost machine's place.")
+        float, typer.Option("--node-wait", min=0, help="Seconds to wait for a lost machine's place.")
     ] = 300.0,
     lease: Annotated[
         float, typer.Option("--lease", min=0.5, help="Seconds without a word after which a machine is lost.")

@@ -11,10 +11,11 @@ from typing import Annotated
 
 import typer
 
+from ridethrough.cli.command import App
 from ridethrough.cli.usage import fail
 from ridethrough.ledger.rundir import runs_root
 
-app = typer.Typer(rich_markup_mode="markdown")
+app = App()
 
 
 @app.command()
@@ -37,6 +38,10 @@ def dash(
 
     Also answers `/metrics` for Prometheus. Listens on loopback unless told otherwise; on any other address visitors
     need a token, which stands in the printed address. It only reads the runs (and keeps an index of them).
+
+    Example:
+
+        ridethrough dash runs/ --port 8080
     """
     where = runs_root(root)
     if not where.is_dir():

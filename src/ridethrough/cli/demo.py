@@ -6,22 +6,27 @@ import datetime
 import secrets
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 from rich.console import Console
 
 from ridethrough.cli import fault_options as fo
-from ridethrough.cli import launching as la
-from ridethrough.cli.json_option import STANDARD_OUTPUT, JsonCommand, JsonOption, check_json_target, write_json
+from ridethrough.cli.command import App
+from ridethrough.cli.json_option import STANDARD_OUTPUT, JsonOption, check_json_target, write_json
+from ridethrough.cli.proof import ReferenceJob, check_reference, reference_settings, why_void
 from ridethrough.cli.usage import fail, usage_errors
 from ridethrough.generation.exit_codes import ExitCode
 from ridethrough.ledger.rundir import RunDirError, check_run_id, runs_root, writable_root
+from ridethrough.ledger.summary import RunLedger, ledger_summary
 
-app = typer.Typer(rich_markup_mode="markdown")
+if TYPE_CHECKING:
+    from ridethrough.faults.schedule import Schedule
+
+app = App()
 
 
-@app.command(cls=JsonCommand)
+@app.command()
 def demo(
     steps: Annotated[int, typer.Option("--steps", min=2, help="Optimizer steps of each of the two runs.")] = 200,
     ranks: Annotated[int, typer.Option("--ranks", min=1, help="Processes, on this machine's CPUs or GPUs.")] = 4,
@@ -44,7 +49,7 @@ def demo(
         typer.Option("--out", "--runs", metavar="DIR", help="Where runs are kept; else RIDETHROUGH_RUNS, else ./runs."),
     ] = None,
     run_id: Annotated[
-        str | None, typer.Option("--run-id", "--run_id", metavar="ID", help="Name of the run; it must be a new one.")
+        str | None, typer.Option("--run-id", metavar="ID", help="Name of the run; it must be a new one.")
     ] = None,
     json: JsonOption = None,
 ) -> None:
@@ -53,22 +58,17 @@ def demo(
     Two runs with the same seed: one without faults, then one with the seeded schedule (`ridethrough faults plan`
     prints it). Ends with the incidents, the ledger (every state in seconds, sum equal to the wall), both goodputs and
     the verdict. Exit code 0 only if the final parameters and optimizer are equal; 84 if they are not.
+
+    Examples:
+
+        ridethrough demo
+        ridethrough demo --steps 100 --ranks 2 --fault-types sigkill --json demo.json
     """
     if fault_type_weights is None and fault_types == fo.DEFAULT_TYPES:
         fault_type_weights = "0.4,0.3,0.3"
-    job: dict[str, Any] = {
-        "preset": preset,
-        "steps": steps,
-        "seed": seed,
-        "checkpoint_every": checkpoint_every,
-        "dropout": 0.1,  # so that every rank's random stream matters to the result
-        "eval_every": max(1, steps // 4),
-    }
-    if data is not None:
-        job["data"] = data
-    schedule = _checked(
-        job,
-        ranks,
+    settings = reference_settings(preset, steps, seed, checkpoint_every, data)
+    check_reference(settings, ranks)
+    schedule = fo.schedule_from_options(
         count=fault_count,
         seed=fault_seed,
         types=fault_types,
@@ -91,84 +91,44 @@ def demo(
     for taken in (root / name, root / f"{name}-control"):
         if taken.exists():
             fail(f"{taken} exists: the demo proves a run from its start; give another --run-id or --out")
-    raise typer.Exit(_two_runs(job, ranks, schedule, root, name, steps, json))
+    show = sys.stderr if json == STANDARD_OUTPUT else sys.stdout
+    raise typer.Exit(_two_runs(ReferenceJob(settings, ranks, root, show), schedule, name, json))
 
 
-def _checked(job: dict[str, Any], ranks: int, **options: Any) -> Any:
-    """The schedule; exits with 2 if job, machine or schedule cannot be."""
-    from ridethrough.train.config import ConfigError, check, parse
-
-    with usage_errors(ValueError, ConfigError):
-        la.check_machine(ranks)
-        check(parse(job), ranks)
-    return fo.schedule_from_options(**options)
-
-
-def _two_runs(
-    job: dict[str, Any], ranks: int, schedule: Any, root: Path, name: str, steps: int, json: str | None
-) -> int:
-    from ridethrough.cli.live import follow
-    from ridethrough.ledger.rundir import private_folder
-    from ridethrough.ledger.summary import ledger_summary, read_run
+def _two_runs(job: ReferenceJob, schedule: Schedule | None, name: str, json: str | None) -> int:
     from ridethrough.report.html import write_report
     from ridethrough.report.terminal import print_run
 
-    show = sys.stderr if json == STANDARD_OUTPUT else sys.stdout
-    argv = ["train", "--nproc-per-node", str(ranks), "--runs", str(root), "--quiet"]
-    for key, value in job.items():
-        argv += ["--" + key.replace("_", "-"), str(value)]
-    control = f"{name}-control"
-    code = follow([*argv, "--run-id", control], root / control, total=steps, title="undisturbed run", out=show)
+    show, control = job.out, f"{name}-control"
+    code = job.run(control, "undisturbed run")
     if code != 0:
-        return _ended(code, "undisturbed run", root / control, show)
-    faulty = [*argv, "--run-id", name]
+        return _ended(code, "undisturbed run", job, control)
     if schedule is not None:
-        private_folder(root / f"{name}.plan")
-        plan = root / f"{name}.plan" / "faults.json"
-        schedule.save(plan)
-        faulty += ["--fault-schedule", str(plan)]
         print(f"{len(schedule.faults)} faults are coming, schedule hash {schedule.hash}", file=show)
-    try:
-        code = follow(faulty, root / name, total=steps, title="run with faults", out=show)
-    finally:
-        if schedule is not None:
-            plan.unlink()
-            plan.parent.rmdir()
-    expected = ledger_summary(read_run(root / control))["final_hash"]
-    if (root / name / "run.json").exists():
-        ledger = read_run(root / name)
-        report = write_report(root / name, control_hash=expected)
+    code = job.run(name, "run with faults", schedule)
+    expected = job.final_hash(control)
+    ledger = job.read(name)
+    if ledger is not None:
+        report = write_report(job.root / name, control_hash=expected)
         print_run(Console(file=show, width=None if show.isatty() else 180), ledger)
         print(f"report: {report}", file=show)
-    if code != 0:
-        return _ended(code, "run with faults", root / name, show)
-    result = ledger_summary(ledger, control_hash=expected)
-    code = _verdict(result, schedule, ledger, show)
+    if code != 0 or ledger is None:
+        return _ended(code, "run with faults", job, name)
+    code = _verdict(ledger, schedule, expected, show)
     if json is not None:
-        write_json(result, json)
+        write_json(ledger_summary(ledger, control_hash=expected), json)
     return code
 
 
-def _verdict(result: dict[str, Any], schedule: Any, ledger: Any, show: Any) -> int:
-    """Equal bits, and every planned fault has struck and was seen: only then it is a proof."""
-    equal = result["bitwise_equal"] is True
-    planned = [fault.id for fault in schedule.faults] if schedule is not None else []
-    fired = {event["id"] for event in ledger.events if event["kind"] == "fault_injected"}
-    missing = [fault for fault in planned if fault not in fired]
-    word = "yes" if equal else "no"
-    shown = result["final_hash"] if equal else f"{result['final_hash']} here, {result['control_hash']} undisturbed"
-    print(
-        f"final parameters and optimizer equal to the undisturbed run, bit for bit: {word} ({shown})",
-        file=show,
-    )
-    if missing:
-        print(f"these planned faults never fired: {', '.join(missing)}; the proof is void", file=show)
-    if planned and not missing and not result["incidents"]:
-        print("faults fired, and no incident was recorded; the proof is void", file=show)
-        return int(ExitCode.PROOF_FAILED)
-    return 0 if equal and not missing else int(ExitCode.PROOF_FAILED)
+def _verdict(ledger: RunLedger, schedule: Schedule | None, expected: str | None, show: TextIO) -> int:
+    why = why_void(ledger, schedule, expected)
+    word = "no" if why else f"yes ({expected})"
+    print(f"final parameters and optimizer equal to the undisturbed run, bit for bit: {word}", file=show)
+    for reason in why:
+        print(f"the proof is void: {reason}", file=show)
+    return int(ExitCode.PROOF_FAILED) if why else 0
 
 
-def _ended(code: int, what: str, run_dir: Path, show: Any) -> int:
-    print(f"{what} ended with code {code}; its logs are in {run_dir / 'logs'}", file=show)
+def _ended(code: int, what: str, job: ReferenceJob, run_id: str) -> int:
+    print(f"{what} ended with code {code}; its logs are in {job.logs(run_id)}", file=job.out)
     return code

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-import typer
-
-from ridethrough.cli.json_option import JsonCommand, JsonOption, write_json
+from ridethrough.cli.command import App
+from ridethrough.cli.json_option import JsonOption, write_json
 from ridethrough.cli.table import print_table
 
-app = typer.Typer(rich_markup_mode="markdown")
+app = App()
 
 
-@app.command(cls=JsonCommand)
+@app.command()
 def env(json: JsonOption = None) -> None:
-    """Versions, machine, limits and GPUs, to paste into a bug report. Imports no torch and starts nothing heavy."""
+    """Versions, machine, limits and GPUs, to paste into a bug report. Imports no torch and starts nothing heavy.
+
+    Example:
+
+        ridethrough env --json env.json
+    """
     from ridethrough.report.environment import environment
 
     found = environment()

@@ -21,17 +21,16 @@ _PANEL = "Faults on purpose"
 
 FaultCount = Annotated[
     int,
-    typer.Option("--fault-count", "--fault_count", help="How many faults to draw.", rich_help_panel=_PANEL),
+    typer.Option("--fault-count", help="How many faults to draw.", rich_help_panel=_PANEL),
 ]
 FaultSeed = Annotated[
     int,
-    typer.Option("--fault-seed", "--fault_seed", help="Same seed and options, same schedule.", rich_help_panel=_PANEL),
+    typer.Option("--fault-seed", help="Same seed and options, same schedule.", rich_help_panel=_PANEL),
 ]
 FaultTypes = Annotated[
     str,
     typer.Option(
         "--fault-types",
-        "--fault_types",
         metavar="KIND,...",
         help="Kinds to draw from; `ridethrough faults kinds` lists them.",
         rich_help_panel=_PANEL,
@@ -41,7 +40,6 @@ FaultTypeWeights = Annotated[
     str | None,
     typer.Option(
         "--fault-type-weights",
-        "--fault_type_weights",
         metavar="NUMBER,...",
         help="One weight per kind, in the same order, like 0.6,0.4; without it all are alike.",
         rich_help_panel=_PANEL,
@@ -51,7 +49,6 @@ FaultPhases = Annotated[
     str | None,
     typer.Option(
         "--fault-phases",
-        "--fault_phases",
         metavar="PHASE,...",
         help="Phases to draw from: step, data, forward, backward, optimizer, save, eval, recovery, init, load, "
         "first_step; without it forward, backward and optimizer.",
@@ -62,7 +59,6 @@ FaultAtOnce = Annotated[
     int,
     typer.Option(
         "--fault-at-once",
-        "--fault_at_once",
         help="Faults that share a step and phase, on different ranks.",
         rich_help_panel=_PANEL,
     ),
@@ -71,7 +67,6 @@ FaultAt = Annotated[
     list[str] | None,
     typer.Option(
         "--fault-at",
-        "--fault_at",
         metavar="KIND:RANK:STEP[:PHASE]",
         help="A fault chosen by hand, instead of drawn ones; may be repeated. Rank -1 is the last.",
         rich_help_panel=_PANEL,
@@ -81,7 +76,6 @@ FaultSchedule = Annotated[
     Path | None,
     typer.Option(
         "--fault-schedule",
-        "--fault_schedule",
         metavar="FILE",
         help="Play back a schedule written by `ridethrough faults plan --json FILE`.",
         rich_help_panel=_PANEL,

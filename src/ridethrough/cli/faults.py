@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from ridethrough.cli.command import App
 from ridethrough.cli.fault_options import (
     DEFAULT_TYPES,
     FaultAt,
@@ -20,19 +21,18 @@ from ridethrough.cli.fault_options import (
     FaultTypeWeights,
     schedule_from_options,
 )
-from ridethrough.cli.json_option import JsonCommand, JsonOption, write_json
+from ridethrough.cli.json_option import JsonOption, write_json
 from ridethrough.cli.table import print_table
 from ridethrough.faults.kinds import KINDS
 from ridethrough.faults.schedule import Schedule
 
-app = typer.Typer(
-    rich_markup_mode="markdown",
+app = App(
     no_args_is_help=True,
     help="Faults on purpose: which kinds there are, and which of them hits which rank at which step.",
 )
 
 
-@app.command("plan", cls=JsonCommand)
+@app.command("plan")
 def plan_command(
     fault_count: FaultCount = 5,
     fault_seed: FaultSeed = 42,
@@ -43,9 +43,7 @@ def plan_command(
     fault_at: FaultAt = None,
     fault_schedule: FaultSchedule = None,
     steps: Annotated[int, typer.Option("--steps", help="Steps of the job.", min=1)] = 200,
-    ranks: Annotated[
-        int, typer.Option("--ranks", "--world-size", "--world_size", help="World size of the job.", min=1)
-    ] = 4,
+    ranks: Annotated[int, typer.Option("--ranks", "--world-size", help="World size of the job.", min=1)] = 4,
     json: JsonOption = None,
 ) -> None:
     """Print the schedule that a job with the same options would suffer; starts nothing.
@@ -84,11 +82,15 @@ def plan_command(
     sys.stdout.write(f"{len(rows)} faults, {seed}, schedule hash {schedule.hash}\n")
 
 
-@app.command(cls=JsonCommand)
+@app.command()
 def kinds(json: JsonOption = None) -> None:
     """List the kinds of fault: what each does, what ends it, the class its incident carries.
 
     --json also says how each fires and whether a generation should end by it.
+
+    Example:
+
+        ridethrough faults kinds
     """
     rows = [
         {

@@ -1,6 +1,6 @@
 """`--json [FILE]`: the same option, with an optional file, for every command that prints a table.
 
-    @app.command(cls=JsonCommand)
+    @app.command()
     def show(json: JsonOption = None) -> None:
         if json is not None:
             write_json(value, json)
@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
 from ridethrough.cli.usage import fail
 
@@ -28,13 +27,6 @@ JsonOption = Annotated[
     str | None,
     typer.Option("--json", metavar="[FILE]", help="Write JSON to FILE, or to standard output without a file."),
 ]
-
-
-class JsonCommand(TyperCommand):
-    """A command whose `--json` may stand without a value."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, with_json_value(args))
 
 
 def with_json_value(args: list[str]) -> list[str]:

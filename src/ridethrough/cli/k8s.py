@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ridethrough.cli.json_option import JsonCommand, JsonOption, write_json
+from ridethrough.cli.command import App
+from ridethrough.cli.json_option import JsonOption, write_json
 from ridethrough.cli.usage import fail
 
 if TYPE_CHECKING:
     from ridethrough.cluster.api import Api
     from ridethrough.cluster.spec import JobSpec
 
-app = typer.Typer(
-    rich_markup_mode="markdown",
+app = App(
     no_args_is_help=True,
     help="One file, one job: make it, check it, submit it, follow it, take its results home.",
 )
@@ -70,7 +70,7 @@ def render(
         sys.stdout.write(to_yaml(rendered, spec))
 
 
-@app.command(cls=JsonCommand)
+@app.command()
 def validate(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A job file, or rendered objects.")],
     all_versions: Annotated[
@@ -82,6 +82,11 @@ def validate(
 
     Schemas (strict: unknown fields are errors) and what schemas miss: retry rules against the launcher's exit codes,
     dangling mounts and keys, quantities, names, ports, rights, memory, limits that nest.
+
+    Examples:
+
+        ridethrough k8s validate job.yaml
+        helm template chart/ > objects.yaml; ridethrough k8s validate objects.yaml
     """
     from ridethrough.cluster.reading import load_yaml_documents
     from ridethrough.cluster.validate import validate_objects, validate_spec
@@ -170,7 +175,7 @@ def submit(
             _follow(api, spec.name, spec.namespace, timeout)
 
 
-@app.command(cls=JsonCommand)
+@app.command()
 def status(
     job: JobName,
     wait: Annotated[bool, typer.Option("--wait", help="Until it ends; then exit with the launcher's code.")] = False,
@@ -182,6 +187,10 @@ def status(
     """Show a job's phase, its pods with the meaning of their exit codes, and the last warnings.
 
     Exits with 1 if there is no such job.
+
+    Example:
+
+        ridethrough k8s status job.yaml --wait
     """
     from ridethrough.cli.table import print_table
     from ridethrough.cluster.status import job_status
@@ -225,6 +234,10 @@ def logs(
     """Show the output of a job's pods, each line with its pod; with --rank the lines of that rank alone.
 
     Logs of pods that are gone are in the run's folder: `ridethrough k8s collect`.
+
+    Example:
+
+        ridethrough k8s logs job.yaml --follow --rank 0
     """
     from ridethrough.cluster.pod_logs import stream
 
@@ -245,6 +258,10 @@ def collect(
     """Bring the run's folder here: events, logs, incidents, report. Hashes are checked; what is there stays.
 
     Then `ridethrough runs show`, `report` and the others work on it as on a local run.
+
+    Example:
+
+        ridethrough k8s collect job.yaml --out runs/train
     """
     from ridethrough.cluster.collect import collect as fetch
 
@@ -264,7 +281,12 @@ def delete(
     namespace: Namespace = None,
     context: Context = None,
 ) -> None:
-    """Delete a job in order and wait until its pods have ended. Results stay on the volume."""
+    """Delete a job in order and wait until its pods have ended. Results stay on the volume.
+
+    Example:
+
+        ridethrough k8s delete job.yaml
+    """
     from ridethrough.cluster.submit import delete as remove
 
     name, place = _name(job, namespace)
@@ -273,7 +295,7 @@ def delete(
     sys.stdout.write(f"{name}: {len(deleted)} objects deleted\n")
 
 
-@app.command(cls=JsonCommand)
+@app.command()
 def doctor(
     file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="A job that should run there.")] = None,
     namespace: Namespace = None,
@@ -283,6 +305,10 @@ def doctor(
     """Look at what the cluster offers: version, kinds, GPUs, EFA, volumes, quota, our rights. Changes nothing.
 
     Exits with 1 if something is missing that the job (or every job) needs.
+
+    Example:
+
+        ridethrough k8s doctor job.yaml
     """
     import dataclasses
 

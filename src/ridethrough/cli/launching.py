@@ -27,7 +27,6 @@ NprocPerNode = Annotated[
     str,
     typer.Option(
         "--nproc-per-node",
-        "--nproc_per_node",
         metavar="N|gpu|cpu|auto",
         help="Ranks on this machine: a number, one per GPU, one per core, or GPUs where there are some.",
         rich_help_panel=_LAUNCH,
@@ -55,7 +54,6 @@ MaxRestarts = Annotated[
     int,
     typer.Option(
         "--max-restarts",
-        "--max_restarts",
         min=0,
         help="Restarts of the whole job; 0 turns recovery off and passes the worker's exit code on.",
         rich_help_panel=_RECOVERY,
@@ -65,7 +63,6 @@ StopGrace = Annotated[
     float,
     typer.Option(
         "--stop-grace",
-        "--stop_grace",
         min=0.1,
         metavar="SECONDS",
         help="Time for the last save after Ctrl-C or SIGTERM.",
@@ -82,9 +79,7 @@ RunId = Annotated[
     str | None,
     typer.Option(
         "--run-id",
-        "--run_id",
         "--rdzv-id",
-        "--rdzv_id",
         metavar="ID",
         help="Name of the run; the same name and settings go on where the run ended.",
         rich_help_panel=_RUN,

@@ -11,8 +11,8 @@ from importlib import import_module
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
 
+from ridethrough.cli.command import App, Command, Group
 from ridethrough.generation.exit_codes import ExitCode
 from ridethrough.version import __version__
 
@@ -21,6 +21,7 @@ COMMANDS = {
     "run": ("ridethrough.cli.run", "Launch a script protected."),
     "coordinator": ("ridethrough.cli.coordinator", "The coordinator alone, so that any training machine may die."),
     "train": ("ridethrough.cli.train", "The reference job: a Llama with FSDP2 on real text."),
+    "data": ("ridethrough.cli.data", "Token shards for it, from text or a Hugging Face data set: prepare."),
     "status": ("ridethrough.cli.status", "What a run is doing now: step, goodput, checkpoints, open incident."),
     "runs": ("ridethrough.cli.runs", "All runs: ls, show, search, compare, note, export."),
     "report": ("ridethrough.cli.report", "Write a run's HTML report."),
@@ -34,6 +35,7 @@ COMMANDS = {
     "env": ("ridethrough.cli.env", "Versions, machine, limits and GPUs, for a bug report."),
     "exit-codes": ("ridethrough.cli.exit_codes", "Exit codes and whether an orchestrator should try again."),
     "faults": ("ridethrough.cli.faults", "Fault schedules (plan) and kinds of fault (kinds)."),
+    "chaos": ("ridethrough.cli.chaos", "Campaigns: many jobs through other faults each, every one proved."),
     "bench": ("ridethrough.cli.bench", "Measure recovery and checkpoints beside every peer."),
     "simulate": ("ridethrough.cli.simulate", "Goodput of a fleet on paper: 16 to 100,000 GPUs."),
     "k8s": ("ridethrough.cli.k8s", "Kubernetes: one file to a protected job; submit, status, logs, collect, delete."),
@@ -41,7 +43,7 @@ COMMANDS = {
 """Command -> (module with `app`, one line of help), in the order of `--help`."""
 
 
-class LazyGroup(TyperGroup):
+class LazyGroup(Group):
     """A group that shows stubs and loads a command's module only to run it or to complete its options."""
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -51,7 +53,7 @@ class LazyGroup(TyperGroup):
         if cmd_name in self.commands:
             return self.commands[cmd_name]
         if cmd_name in COMMANDS:
-            return TyperCommand(cmd_name, help=COMMANDS[cmd_name][1])
+            return Command(cmd_name, help=COMMANDS[cmd_name][1])
         return None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -59,8 +61,6 @@ class LazyGroup(TyperGroup):
         if name in COMMANDS and name not in self.commands:
             command = typer.main.get_command(import_module(COMMANDS[name][0]).app)
             command.name = name
-            # Completion is installed once, for the whole command line.
-            command.params = [p for p in command.params if p.name not in ("install_completion", "show_completion")]
             self.commands[name] = command
         return super().resolve_command(ctx, args)
 
@@ -71,7 +71,7 @@ def _print_version(value: bool) -> None:
         raise typer.Exit
 
 
-app = typer.Typer(cls=LazyGroup, no_args_is_help=True, rich_markup_mode="markdown", pretty_exceptions_enable=False)
+app = App(cls=LazyGroup, no_args_is_help=True, add_completion=True, pretty_exceptions_enable=False)
 
 
 @app.callback()

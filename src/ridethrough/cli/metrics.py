@@ -11,12 +11,13 @@ from typing import Annotated
 
 import typer
 
+from ridethrough.cli.command import App
 from ridethrough.cli.run_argument import Runs, find
 from ridethrough.cli.usage import fail
 from ridethrough.ledger.rundir import runs_root
 from ridethrough.report.scrape import Scraper
 
-app = typer.Typer(rich_markup_mode="markdown")
+app = App()
 
 _FIRST_PORT = 9464
 _PORTS = 100

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +13,8 @@ from ridethrough.cli.usage import fail
 
 if TYPE_CHECKING:
     from ridethrough.generation.policy import Policy
+
+_TABLE = "docs/policy.md and `python -m ridethrough.generation.policy` list all settings"
 
 PolicyFile = Annotated[
     Path | None,
@@ -59,5 +62,8 @@ def read_policy(ctx: typer.Context, file: Path | None, options: dict[str, tuple[
         return Policy(**fields)
     except ValidationError as error:
         first = error.errors()[0]
-        known = ", ".join(sorted(Policy.model_fields))
-        fail(f"--policy {file}: {'.'.join(map(str, first['loc']))}: {first['msg']}; known are {known}")
+        name = str(first["loc"][0])
+        if name in Policy.model_fields:
+            fail(f"--policy {file}: {name} is {first['input']!r}: {first['msg']}; {_TABLE}")
+        near = " or ".join(get_close_matches(name, Policy.model_fields, n=3, cutoff=0.5))
+        fail(f"--policy {file}: there is no setting {name}{f', perhaps {near}' if near else ''}; {_TABLE}")

@@ -8,11 +8,12 @@ from typing import Annotated
 
 import typer
 
+from ridethrough.cli.command import App
 from ridethrough.cli.run_argument import RunOrLatest, Runs, find
 from ridethrough.cli.usage import fail, usage_errors
 from ridethrough.ledger.rundir import RunDirError
 
-app = typer.Typer(rich_markup_mode="markdown")
+app = App()
 
 
 @app.command()
@@ -37,6 +38,10 @@ def report(
 
     It refers to nothing outside of itself. With the extra `report` (plotly) the figures can be zoomed and hovered;
     without it they are plain SVG.
+
+    Example:
+
+        ridethrough report my-run --to report.html
     """
     from ridethrough.ledger.reading import LedgerError
     from ridethrough.ledger.summary import ledger_summary, read_run

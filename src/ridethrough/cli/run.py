@@ -13,11 +13,12 @@ from ridethrough.cli import fault_options as fo
 from ridethrough.cli import launching as la
 from ridethrough.cli import run_meaning as rm
 from ridethrough.cli import run_options as ro
+from ridethrough.cli.command import App
 from ridethrough.cli.policy_file import Observe, PolicyFile, read_policy
 from ridethrough.cli.usage import fail, usage_errors
 from ridethrough.ledger.rundir import RunDirError, writable_root
 
-app = typer.Typer(rich_markup_mode="markdown")
+app = App()
 
 
 @app.command(
@@ -26,8 +27,7 @@ app = typer.Typer(rich_markup_mode="markdown")
         "ignore_unknown_options": False,
         "allow_extra_args": True,
         "allow_interspersed_args": False,
-        "help_option_names": ["-h", "--help"],
-        "token_normalize_func": lambda name: name.replace("_", "-"),
+        "token_normalize_func": ro.spelled,
     },
 )
 def run(

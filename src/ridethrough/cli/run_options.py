@@ -10,12 +10,19 @@ from typing import Annotated, Any
 
 import typer
 
+from ridethrough.cli.command import dashed
+
 LAUNCH = "Launch"
 NODES = "Several machines"
 RECOVERY = "Recovery"
 OUTPUT = "Run folder and output"
 FAULTS = "Faults on purpose"
 COMPATIBLE = "Accepted from torchrun and ft_launcher"
+
+
+def spelled(name: str) -> str:
+    """The name of an option as we spell it; ft_launcher's older versions said --ft-param-."""
+    return dashed(name).replace("ft-param-", "ft-")
 
 
 def _torchrun(panel: str, name: str, help: str, *more_names: str, **settings: Any) -> Any:
@@ -30,9 +37,7 @@ def _own(panel: str, name: str, help: str, *more_names: str, **settings: Any) ->
 
 
 def _ft(name: str, help: str, panel: str = COMPATIBLE, **settings: Any) -> Any:
-    """ft_launcher's, with the spelling that its older versions had."""
-    older = name.replace("--ft-", "--ft-param-")
-    return typer.Option(name, older, help=help, rich_help_panel=panel, **settings)
+    return typer.Option(name, help=help, rich_help_panel=panel, **settings)
 
 
 # --- Launch ----------------------------------------------------------------------------------------------------------

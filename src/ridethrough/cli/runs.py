@@ -8,19 +8,19 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from ridethrough.cli.json_option import JsonCommand, JsonOption, write_json
+from ridethrough.cli.command import App
+from ridethrough.cli.json_option import JsonOption, write_json
 from ridethrough.cli.run_argument import RunName, Runs, find, index_of, read
-from ridethrough.cli.table import print_table
+from ridethrough.cli.table import print_lines, print_table
 from ridethrough.cli.usage import fail, usage_errors
 
-app = typer.Typer(
-    rich_markup_mode="markdown",
+app = App(
     no_args_is_help=True,
     help="The record of all runs below a root (--runs DIR, else RIDETHROUGH_RUNS, else ./runs).",
 )
 
 
-@app.command("ls", cls=JsonCommand)
+@app.command("ls")
 def ls(
     runs: Runs = None,
     tag: Annotated[str | None, typer.Option("--tag", help="Only runs with this tag.")] = None,
@@ -28,7 +28,12 @@ def ls(
     rebuild: Annotated[bool, typer.Option("--rebuild", help="Read every run anew.")] = False,
     json: JsonOption = None,
 ) -> None:
-    """List runs, the newest first. A run that can't be read is listed with its problem."""
+    """List runs, the newest first. A run that can't be read is listed with its problem.
+
+    Example:
+
+        ridethrough runs ls --tag baseline --limit 10
+    """
     with index_of(runs, rebuild=rebuild) as index:
         found = index.runs(tag=tag)
     if json is not None:
@@ -38,7 +43,7 @@ def ls(
         print(f"no run in {index.root}" + (f" with tag {tag}" if tag else ""))
         return
     header = ["run", "created", "result", "steps", "goodput", "infra", "incidents", "tags"]
-    _print_wide([header, *(_listed(run) for run in found[:limit])])
+    print_lines(header, [_listed(run) for run in found[:limit]])
     for run in found[:limit]:
         if run["problem"]:
             print(f"{run['run_id']} can't be read: {run['problem']}")
@@ -46,11 +51,16 @@ def ls(
         print(f"and {len(found) - limit} older ones: --limit shows more")
 
 
-@app.command("show", cls=JsonCommand)
+@app.command("show")
 def show(run: RunName, runs: Runs = None, json: JsonOption = None) -> None:
     """One run: how it ended, its incidents, where the time went, goodputs, losses, notes.
 
     `--json` prints the summary that `demo --json` prints.
+
+    Examples:
+
+        ridethrough runs show latest
+        ridethrough runs show my-run --json run.json
     """
     from ridethrough.ledger.summary import ledger_summary
     from ridethrough.report.notes import read_notes
@@ -71,7 +81,7 @@ def show(run: RunName, runs: Runs = None, json: JsonOption = None) -> None:
     print_run(Console(highlight=False), ledger)
 
 
-@app.command("search", cls=JsonCommand)
+@app.command("search")
 def search(
     words: Annotated[list[str], typer.Argument(metavar="WORDS...", help="All of them must occur in the run.")],
     runs: Runs = None,
@@ -103,7 +113,7 @@ def search(
             print(f"    {source}: {excerpt}")
 
 
-@app.command("compare", cls=JsonCommand)
+@app.command("compare")
 def compare_command(
     a: RunName,
     b: RunName,
@@ -116,6 +126,10 @@ def compare_command(
     """Two runs side by side: what differs in config and versions, and the figures.
 
     Refuses runs under different fault schedules, since their goodputs say nothing about each other.
+
+    Example:
+
+        ridethrough runs compare baseline latest
     """
     from ridethrough.report.compare import IncomparableError, compare
 
@@ -138,7 +152,7 @@ def compare_command(
         print(f"final parameters and optimizer equal, bit for bit: {'yes' if found.same_result else 'no'}")
 
 
-@app.command("note", cls=JsonCommand)
+@app.command("note")
 def note(
     run: RunName,
     text: Annotated[list[str] | None, typer.Argument(metavar="[TEXT...]", help="What there is to say.")] = None,
@@ -146,7 +160,12 @@ def note(
     runs: Runs = None,
     json: JsonOption = None,
 ) -> None:
-    """Write a note into a run, or print its notes when neither text nor tags are given."""
+    """Write a note into a run, or print its notes when neither text nor tags are given.
+
+    Example:
+
+        ridethrough runs note latest "eval_limit_s raised to 120" --tag tuned
+    """
     from ridethrough.report.notes import add_note, read_notes
 
     path = find(runs, run)
@@ -208,6 +227,10 @@ def otel(
     """Send a run to an OpenTelemetry collector: a trace of its incidents and their stages, and its goodput.
 
     Needs `pip install 'ridethrough[otel]'`.
+
+    Example:
+
+        ridethrough runs otel latest --endpoint http://collector:4318
     """
     from ridethrough.ledger.reading import LedgerError
     from ridethrough.ledger.rundir import RunDirError
@@ -223,7 +246,12 @@ def compact_command(
     run: Annotated[list[str] | None, typer.Argument(metavar="[RUN...]", help="Runs; else all of the root.")] = None,
     runs: Runs = None,
 ) -> None:
-    """Turn closed event files into blocks: without loss, in a tenth of the space. Long jobs do it as they run."""
+    """Turn closed event files into blocks: without loss, in a tenth of the space. Long jobs do it as they run.
+
+    Example:
+
+        ridethrough runs compact my-run
+    """
     from ridethrough.ledger.compact import compact
     from ridethrough.ledger.rundir import runs_root
     from ridethrough.report.index import run_folders
@@ -240,13 +268,6 @@ def compact_command(
                 continue
             fail(f"{path} cannot be written ({error.strerror}): compacting needs the rights of the run's owner")
         print(f"{path.name}: {len(made)} blocks made")
-
-
-def _print_wide(rows: list[list[str]]) -> None:
-    """Aligned lines, whole whatever the terminal's width: one line per run, to read and to grep."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def _listed(run: dict[str, Any]) -> list[str]:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json as json_format
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from ridethrough.cli.json_option import STANDARD_OUTPUT, JsonCommand, JsonOption, write_json
+from ridethrough.cli.command import App
+from ridethrough.cli.json_option import STANDARD_OUTPUT, JsonOption, write_json
 from ridethrough.cli.usage import fail
 
-app = typer.Typer(rich_markup_mode="markdown")
+app = App()
 
 
-@app.command(cls=JsonCommand)
+@app.command()
 def simulate(
     case: Annotated[
         Path | None,
@@ -53,9 +53,10 @@ def simulate(
         _case(case, seed, json)
         return
     from ridethrough.bench.simulation_cases import all_cases
+    from ridethrough.cli.live_line import live_line
 
-    print("simulating; this takes minutes", file=sys.stderr, flush=True)
-    result = all_cases(days)
+    with live_line() as tell:
+        result = all_cases(days, tell)
     if json is not None:
         write_json(result, json)
     if json != STANDARD_OUTPUT:

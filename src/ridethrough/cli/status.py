@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from ridethrough.cli.json_option import JsonCommand, JsonOption, write_json
+from ridethrough.cli.command import App
+from ridethrough.cli.json_option import JsonOption, write_json
 from ridethrough.cli.run_argument import RunOrLatest, Runs, find
 from ridethrough.cli.usage import usage_errors
 from ridethrough.ledger.rundir import RunDirError
@@ -17,10 +18,10 @@ from ridethrough.ledger.rundir import RunDirError
 if TYPE_CHECKING:
     from ridethrough.report.status import Status
 
-app = typer.Typer(rich_markup_mode="markdown")
+app = App()
 
 
-@app.command(cls=JsonCommand)
+@app.command()
 def status(
     run: RunOrLatest = "latest",
     runs: Runs = None,
@@ -31,6 +32,11 @@ def status(
     """Step, loss, goodputs, checkpoint freshness, restart causes, the open incident, and what each rank does.
 
     Reads the run's events; it does not talk to the job, so it can't disturb it.
+
+    Examples:
+
+        ridethrough status --watch
+        ridethrough status my-run --json
     """
     path = find(runs, run)
     if json is not None or not watch:

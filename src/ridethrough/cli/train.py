@@ -8,9 +8,10 @@ import typer
 
 from ridethrough.cli import fault_options as fo
 from ridethrough.cli import launching as la
+from ridethrough.cli.command import App
 from ridethrough.cli.usage import usage_errors
 
-app = typer.Typer(rich_markup_mode="markdown")
+app = App()
 _PRELOAD = ["ridethrough.train.loop", "ridethrough.train.options"]
 
 

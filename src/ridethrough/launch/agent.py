@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import functools
 import os
 import shutil
@@ -15,6 +16,7 @@ import signal
 import socket
 import uuid
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 from ridethrough.generation import messages as m
@@ -56,6 +58,8 @@ class NodeAgent:
         self._report = report
         sweep_folders()
         self._folder = socket_folder(f"ridethrough-{os.getpid()}-")
+        self._held = os.open(self._folder, os.O_RDONLY)
+        fcntl.flock(self._held, fcntl.LOCK_EX)
         job = uuid.uuid4().hex
         self._tasks: set[asyncio.Task[None]] = set()
         self._store = StoreHost(address, config.master_port)
@@ -154,6 +158,7 @@ class NodeAgent:
         self._store.close()
         asyncio.get_running_loop().remove_signal_handler(signal.SIGCHLD)
         shutil.rmtree(self._folder, ignore_errors=True)
+        os.close(self._held)
 
     # --- what the machine says -------------------------------------------------------------------------------------
 
@@ -270,9 +275,27 @@ class NodeAgent:
 
 
 def sweep_folders() -> None:
-    """Removes what an agent left that was killed before its zygote could clean up behind it."""
+    """Removes what an agent left that was killed before its zygote could clean up behind it.
+
+    A process that is not seen may live in another PID namespace that shares the temporary folder: the lock decides."""
     for folder in [folder for root in temporary_roots() for folder in root.glob("ridethrough-*-*")]:
         pid = folder.name.split("-")[1]
         with contextlib.suppress(FileNotFoundError):  # another launcher sweeps too
-            if pid.isdigit() and linux.is_gone(int(pid)) and folder.stat().st_uid == os.getuid():
+            if (
+                pid.isdigit()
+                and linux.is_gone(int(pid))
+                and folder.stat().st_uid == os.getuid()
+                and not _is_held(folder)
+            ):
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_held(folder: Path) -> bool:
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False

@@ -237,7 +237,11 @@ KINDS: dict[str, Kind] = {
             "step": Field("int?", "step", required=False),
         },
     ),
-    "loop": Kind(_WORKER, "first instruction of the step loop", {**_GR, "step": _i("last finished step")}),
+    "loop": Kind(
+        _WORKER,
+        "first instruction of the step loop",
+        {**_GR, "step": _i("last finished step"), "total": _optional("int", "steps of the job when it is done")},
+    ),
     "step": Kind(
         _WORKER,
         "a step is done; the interval [t0_ns, t1_ns) less its parts is `step`",

@@ -45,6 +45,8 @@ def read_run(run_dir: Path | str, end_ns: int | None = None) -> RunLedger:
         past = history(split, end_ns)
         part = partition_history(past)
         found = history_incidents(past)
+    except LedgerError as error:
+        raise LedgerError(f"{run.path}: {error}") from error
     except (KeyError, TypeError, ValueError) as error:  # lines that are events, and not what the schema says
         raise LedgerError(_misfit(run.path, split.rest, error)) from error
     return RunLedger(_described(run, split.rest), run.path, split.rest, split.steps, past, part, found)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ridethrough.ledger.history import History
 from ridethrough.ledger.incidents import Incident, percentile
 from ridethrough.ledger.partition import Partition
 from ridethrough.ledger.reading import LedgerError
@@ -104,7 +105,7 @@ def status_of(ledger: RunLedger, *, running: bool) -> Status:
     times = stragglers(rank_times(ledger.steps))
     step_s, loss, tokens_per_s = _newest(ledger)
     took_s = [i.first_step_s for i in found if i.first_step_s is not None]
-    total = total_steps(ledger.run["config"])
+    total = looped_total(past) or total_steps(ledger.run["config"])
     left = total - step if total is not None and state == "running" else None
     return Status(
         run_id=ledger.run["run_id"],
@@ -184,6 +185,16 @@ def _newest(ledger: RunLedger) -> tuple[float | None, float | None, float | None
         last = float(loss[-1]) if loss is not None and np.isfinite(loss[-1]) else None
         return float(np.median(t1 - t0)) / 1e9, last, rate
     return None, None, None
+
+
+def looped_total(past: History) -> int | None:
+    """How many steps the newest step loop was asked for."""
+    for generation in reversed(past.generations):
+        for slot in generation.by_slot:
+            loop = generation.first("loop", slot)
+            if loop is not None:
+                return _int(loop.get("total"))
+    return None
 
 
 def _starting(run_dir: Path) -> Status:

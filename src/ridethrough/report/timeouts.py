@@ -71,6 +71,12 @@ def proposed_policy(limits: Sequence[TimeLimit]) -> dict[str, float]:
     return {limit.setting: limit.proposed_s for limit in limits if limit.phase in _SETTING}
 
 
+def unseen(limits: Sequence[TimeLimit]) -> list[str]:
+    """The phases with a limit of their own that no row is of."""
+    seen = {limit.phase for limit in limits}
+    return [phase for phase in _SETTING if phase not in seen]
+
+
 def _generation(generation: Generation) -> Iterable[tuple[str, float]]:
     for slot, events in generation.by_slot.items():
         enter = next((e["t_ns"] for e in events if e["kind"] == "enter"), None)

@@ -84,7 +84,7 @@ class Run:
         done = int(getattr(start, "step", start))
         self._in_loop = True
         begun_ns = time.monotonic_ns()
-        self.record("loop", t_ns=begun_ns, step=done)
+        self.record("loop", t_ns=begun_ns, step=done, total=total)
         last_ns = 0
         while done < total and self._stage.begin(done + 1):
             self._begin_step(done + 1, begun_ns, last_ns)

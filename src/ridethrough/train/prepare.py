@@ -186,7 +186,13 @@ def command(
     validation_every: int = typer.Option(100, "--validation-every", min=2, help="hold out each so many-th document"),
     shard_tokens: int = typer.Option(100_000_000, "--shard-tokens", min=1, help="tokens per file"),
 ) -> None:
-    """Turn text or a Hugging Face data set into token shards that `ridethrough train --data FOLDER` maps."""
+    """Turn text or a Hugging Face data set into token shards that `ridethrough train --data FOLDER` maps.
+
+    Examples:
+
+        ridethrough data prepare --text books/ --out tokens/
+        ridethrough data prepare --dataset allenai/c4 --subset en --tokenizer meta-llama/Llama-3.1-8B --out c4/
+    """
     try:
         if (text is None) == (dataset is None):
             raise PrepareError("give either --text or --dataset")
