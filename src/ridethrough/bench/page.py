@@ -8,13 +8,15 @@ compares.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ridethrough.bench.checkpoint_sweep import why_not
 from ridethrough.bench.mechanisms import MECHANISMS
-from ridethrough.bench.page_plots import bars
+from ridethrough.bench.page_plots import Bar, bars
 from ridethrough.bench.spread import median, recovery_table
 
 Content = Mapping[str, Any]
@@ -28,20 +30,36 @@ not first, the table says so: the ratio is to the fastest.
 """
 
 
-def page(folder: Path) -> str:
+@dataclass
+class Page:
+    """`text` is the page; `plots` its drawings, by file name, which it finds in the folder `plots` beside the JSON."""
+
+    text: str = ""
+    plots: dict[str, str] = field(default_factory=dict)
+
+    def plot(self, name: str, title: str, rows: Sequence[Bar], unit: str, top: float | None = None) -> Iterator[str]:
+        """Draws the bars into a file and yields the line that shows it; nothing without rows."""
+        if rows:
+            file = re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-") + ".svg"
+            self.plots[file] = bars(title, rows, unit, top)
+            yield f"![{title}](benchmarks/plots/{file})\n"
+
+
+def page(folder: Path) -> Page:
     """The whole page from every JSON file of a folder, in the order of their names. Raises ValueError on a file of no
     known kind."""
-    parts = [_HEAD]
+    made, parts = Page(), [_HEAD]
     contents = [(path.name, json.loads(path.read_text(encoding="utf-8"))) for path in sorted(folder.glob("*.json"))]
     for title, kinds in (("Measured", ("recovery", "checkpoint")), ("Simulated", ("simulation", "simulation-check"))):
         chosen = [(name, content) for name, content in contents if content.get("kind") in kinds]
         parts += [f"## {title}\n"] if chosen else []
         for name, content in chosen:
-            parts.append("\n".join(_SECTIONS[content["kind"]](name, content)))
+            parts.append("\n".join(_SECTIONS[content["kind"]](name, content, made)))
     unknown = [name for name, content in contents if content.get("kind") not in _SECTIONS]
     if unknown:
         raise ValueError(f"{', '.join(unknown)}: of no kind that the page knows ({', '.join(_SECTIONS)})")
-    return "\n".join(parts).rstrip() + "\n"
+    made.text = "\n".join(parts).rstrip() + "\n"
+    return made
 
 
 def _about(name: str, content: Content) -> Iterator[str]:
@@ -65,7 +83,7 @@ def _about(name: str, content: Content) -> Iterator[str]:
     yield ""
 
 
-def _recovery(name: str, content: Content) -> Iterator[str]:
+def _recovery(name: str, content: Content, made: Page) -> Iterator[str]:
     size = content["environment"]["workload"]
     yield f"### Recovery ({size['world_size']} ranks)\n"
     yield from _about(name, content)
@@ -98,8 +116,10 @@ def _recovery(name: str, content: Content) -> Iterator[str]:
         header += ("caught up", "load", "steps lost", "attempts", "failed", "new processes", "containers")
         header += ("training goodput", "infrastructure", "ratio")
         yield from _table(header, [_recovery_cells(row) for row in rows])
-        values = {row["mechanism"]: row["first_step_s"]["median"] for row in rows if row["first_step_s"]}
-        yield from bars(f"{fault}: seconds to the first new step", values, "s")
+        firsts = [(row["mechanism"], row["first_step_s"]) for row in rows if row["first_step_s"]]
+        drawn = [Bar(each, first["median"], first["max"], _ours(each)) for each, first in firsts]
+        title = f"{fault}: from the fault to the first new step, median and longest"
+        yield from made.plot(f"{Path(name).stem}-{fault}", title, drawn, "s")
     if "kubernetes-pods" in names:
         factor = f"{size['clock_factor']:g}"
         yield f"kubernetes-pods ran with the kubelet's clock {factor} times as fast, and gloo's limit of 60 s, too.\n"
@@ -108,6 +128,10 @@ def _recovery(name: str, content: Content) -> Iterator[str]:
     for each in names:
         yield f"- {each}: {MECHANISMS[each].about}" if each in MECHANISMS else f"- {each}"
     yield ""
+
+
+def _ours(name: str) -> bool:
+    return name.startswith("ridethrough")
 
 
 def _recovery_cells(row: Content) -> list[str]:
@@ -122,7 +146,7 @@ def _recovery_cells(row: Content) -> list[str]:
     return [*cells, f"{row['ratio']:.1f}" if row["ratio"] else "-"]
 
 
-def _checkpoint(name: str, content: Content) -> Iterator[str]:
+def _checkpoint(name: str, content: Content, made: Page) -> Iterator[str]:
     sweep = content["environment"]["sweep"]
     how = "waits, as for a GPU" if sweep["compute"] == "wait" else "keeps every rank's core busy"
     yield f"### Checkpoints (compute that {how})\n"
@@ -159,8 +183,11 @@ def _checkpoint(name: str, content: Content) -> Iterator[str]:
         counted = [group for group in groups if not any(why_not(row) for row in group)]
         for window in dict.fromkeys(group[0]["window"] for group in groups):
             shown = [group for group in counted if group[0]["window"] == window]
-            values = {group[0]["mode"]: median([row["efficiency"] for row in group]) for group in shown}
-            yield from bars(f"a save every {window:g} write times: efficiency (rows that count)", values, "")
+            values = [(group[0]["mode"], median([row["efficiency"] for row in group])) for group in shown]
+            title = f"a save every {window:g} write times: efficiency (rows that count)"
+            drawn = [Bar(mode, value, ours=_ours(mode)) for mode, value in values]
+            place = f"{Path(name).stem}-{size[0]}x{size[1] >> 20}-{window:g}"
+            yield from made.plot(place, title, drawn, "", top=1.0)
     yield ""
 
 
@@ -182,7 +209,7 @@ def _checkpoint_cells(rows: Sequence[Content]) -> list[str]:
     return [*cells, middle("cpu_s_per_gb"), f"{len(rows) - len(reasons)}/{len(rows)}"]
 
 
-def _simulation(name: str, content: Content) -> Iterator[str]:
+def _simulation(name: str, content: Content, made: Page) -> Iterator[str]:
     yield "### Fleets on paper\n"
     yield (
         f"[{name}](benchmarks/{name}): nothing here was measured. The product's own generation machine, policy, "
@@ -202,8 +229,9 @@ def _simulation(name: str, content: Content) -> Iterator[str]:
     yield from _table((*header, "failures", "steps lost", "spare nodes"), cells)
     for num_gpus in dict.fromkeys(row["num_gpus"] for row in fleets):
         own = [row for row in fleets if row["num_gpus"] == num_gpus]
-        lost = {row["mechanism"]: 100 * (1 - row["training_goodput"]) for row in own}
-        yield from bars(f"{num_gpus:,} GPUs: time that goes into no step that counts", lost, "%")
+        drawn = [Bar(r["mechanism"], 100 * (1 - r["training_goodput"]), ours=_ours(r["mechanism"])) for r in own]
+        title = f"{num_gpus:,} GPUs: time that goes into no step that counts"
+        yield from made.plot(f"{Path(name).stem}-{num_gpus}", title, drawn, "%")
     yield "#### What is assumed, and where it is from\n"
     for where, values in content["assumptions"].items():
         said = [[key, f"{each['value']:g} {each['unit']}".strip(), each["source"]] for key, each in values.items()]
@@ -233,7 +261,7 @@ def _simulation(name: str, content: Content) -> Iterator[str]:
     yield ""
 
 
-def _simulation_check(name: str, content: Content) -> Iterator[str]:
+def _simulation_check(name: str, content: Content, made: Page) -> Iterator[str]:
     rows = content["rows"]
     agree, course = sum(row["agrees"] for row in rows), sum(row["course_agrees"] for row in rows)
     unsteady, wrong = sum(not row["repeats"] for row in rows), sum(row["repeats"] and not row["agrees"] for row in rows)
@@ -270,7 +298,7 @@ def _number(value: float) -> str:
     return f"{value:.2f}" if abs(value) >= 0.1 else f"{value:.3f}"
 
 
-_SECTIONS: dict[str, Callable[[str, Content], Iterator[str]]] = {
+_SECTIONS: dict[str, Callable[[str, Content, Page], Iterator[str]]] = {
     "recovery": _recovery,
     "checkpoint": _checkpoint,
     "simulation": _simulation,

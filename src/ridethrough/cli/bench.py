@@ -170,7 +170,9 @@ def page(
         bool, typer.Option("--check", help="Write nothing; exit with 1 if the page is not that of the files.")
     ] = False,
 ) -> None:
-    """Make the page of the benchmarks from the JSON of `bench recovery`, `bench checkpoint` and `simulate`.
+    """Make the page of the benchmarks and its plots from the JSON of `bench recovery`, `bench checkpoint`, `simulate`.
+
+    The plots are SVG files in the folder `plots` beside the JSON.
 
     Example:
 
@@ -178,13 +180,20 @@ def page(
     """
     from ridethrough.bench.page import page as make
 
+    plots = folder / "plots"
     with usage_errors(OSError, ValueError, KeyError):
-        text = make(folder)
-        if not only_check:
-            out.write_text(text, encoding="utf-8")
-        elif not out.is_file() or out.read_text(encoding="utf-8") != text:
-            _tell(f"{out} is not what {folder} says: run `ridethrough bench page`")
+        made = make(folder)
+        files = {out: made.text, **{plots / name: drawing for name, drawing in made.plots.items()}}
+        old = {path: path.read_text(encoding="utf-8") for path in [out, *plots.glob("*.svg")] if path.is_file()}
+        if only_check and old != files:
+            _tell(f"{out} and its plots are not what {folder} says: run `ridethrough bench page`")
             raise typer.Exit(1)
+        if not only_check:
+            plots.mkdir(parents=True, exist_ok=True)
+            for path in old.keys() - files.keys():
+                path.unlink()
+            for path, text in files.items():
+                path.write_text(text, encoding="utf-8")
 
 
 def chosen(flag: str, text: str, known: Any) -> list[str]:
