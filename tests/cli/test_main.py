@@ -57,6 +57,18 @@ def test_every_command_exists_and_explains_itself(name: str) -> None:
     assert f"ridethrough {name}" in result.output or f"root {name}" in result.output
 
 
+@pytest.mark.parametrize("run_id", ["", "..", "a/b", "-x", "a b"])
+@pytest.mark.parametrize("command", ["run", "train", "coordinator", "demo"])
+def test_an_id_that_is_no_folder_name_is_refused_at_once(command: str, run_id: str, tmp_path: Path) -> None:
+    (tmp_path / "a.py").touch()
+    script = [str(tmp_path / "a.py")] if command == "run" else []
+    folder = "--out" if command == "demo" else "--runs"
+    result = CliRunner().invoke(app, [command, folder, str(tmp_path / "runs"), f"--run-id={run_id}", *script])
+    assert result.exit_code == ExitCode.USAGE
+    assert f"run id {run_id!r} is not usable as a folder: use letters" in result.stderr
+    assert not (tmp_path / "runs").exists()
+
+
 def commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
     """Every command and its help text, groups opened."""
     yield path, command.help or ""

@@ -58,11 +58,13 @@ def test_another_schedule_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("bad", ["../x", "a/b", ".hidden", "a b", ""])
 def test_ids_that_are_no_folder_name(tmp_path: Path, bad: str) -> None:
-    if bad:
-        with pytest.raises(RunDirError, match="run id"):
-            make(tmp_path, run_id=bad)
-    else:  # none given: fresh ones that differ
-        assert make(tmp_path, run_id=None).run_id != make(tmp_path, run_id=None).run_id
+    with pytest.raises(RunDirError, match="run id"):
+        make(tmp_path, run_id=bad)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_without_an_id_gets_a_fresh_one(tmp_path: Path) -> None:
+    assert make(tmp_path, run_id=None).run_id != make(tmp_path, run_id=None).run_id
 
 
 def test_a_foreign_folder_is_left_alone(tmp_path: Path) -> None:

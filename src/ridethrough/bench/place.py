@@ -18,13 +18,14 @@ import select
 import shutil
 import signal
 import socket
-import struct
 import subprocess
 import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+
+from ridethrough.generation.peer import peer_credentials
 
 MARK = "BENCH_MARK"
 _GONE_LIMIT_S = 20.0
@@ -137,8 +138,7 @@ class Place:
     def _enrol(self, poll: select.poll, watched: dict[int, int], callers: list[socket.socket]) -> None:
         caller, _ = self._roll.accept()
         callers.append(caller)
-        credentials = caller.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        pid = int(struct.unpack("3i", credentials)[0])
+        pid, _ = peer_credentials(caller)
         try:
             pidfd = os.pidfd_open(pid)
         except ProcessLookupError:

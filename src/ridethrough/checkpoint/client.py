@@ -21,6 +21,7 @@ from typing import Any
 from ridethrough.checkpoint import wire
 from ridethrough.checkpoint.arena import POOL, Arena
 from ridethrough.checkpoint.errors import CheckpointError
+from ridethrough.generation import peer
 
 Handler = Callable[[dict[str, Any]], None]
 CONNECT_LIMIT_S = 10.0
@@ -108,7 +109,7 @@ class KeeperClient:
         except OSError:
             sock.close()
             return None
-        if wire.peer_credentials(sock)[1] != os.getuid():
+        if not peer.is_ours(sock):
             sock.close()
             raise CheckpointError(f"{self.path} is served by another user; remove it")
         return sock

@@ -25,9 +25,10 @@ import threading
 import time
 from pathlib import Path
 
-from ridethrough.checkpoint import fileops, wire
+from ridethrough.checkpoint import fileops
 from ridethrough.checkpoint.keeping import Keeping
 from ridethrough.checkpoint.kept import Client
+from ridethrough.generation import peer
 from ridethrough.ledger.recorder import Recorder
 
 IDLE_EXIT_S = 3.0
@@ -112,7 +113,6 @@ def main(argv: list[str] | None = None) -> int:
     signal.signal(signal.SIGUSR1, lambda *_: keeper.flush())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=keeper.work, name="rt-job", daemon=True).start()
-    uid = os.getuid()
     while not keeper.finished():
         keeper.report()
         try:
@@ -120,7 +120,7 @@ def main(argv: list[str] | None = None) -> int:
         except (TimeoutError, InterruptedError):
             continue
         sock.settimeout(None)
-        if wire.peer_credentials(sock)[1] != uid:
+        if not peer.is_ours(sock):
             sock.close()
             continue
         client = Client(sock)

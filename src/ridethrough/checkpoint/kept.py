@@ -9,6 +9,7 @@ import threading
 from typing import Any
 
 from ridethrough.checkpoint import marks, wire
+from ridethrough.generation.peer import peer_credentials
 
 
 class Shared:
@@ -37,7 +38,7 @@ class Client:
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock: socket.socket | None = sock
-        self.pid = wire.peer_credentials(sock)[0] if sock.family == socket.AF_UNIX else 0
+        self.pid = peer_credentials(sock)[0] if sock.family == socket.AF_UNIX else 0
         self.lock = threading.Lock()
         self.arenas: dict[str, Shared] = {}
         self.layouts: dict[str, list[dict[str, Any]]] = {}

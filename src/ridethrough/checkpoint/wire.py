@@ -57,13 +57,6 @@ def receive_message(sock: socket.socket) -> tuple[dict[str, Any], list[int]] | N
     return message, fds
 
 
-def peer_credentials(sock: socket.socket) -> tuple[int, int]:
-    """(pid, uid) of the process at the other end, from the kernel."""
-    data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    pid, uid, _gid = struct.unpack("3i", data)
-    return pid, uid
-
-
 def _close_all(fds: Sequence[int]) -> None:
     for fd in fds:
         os.close(fd)

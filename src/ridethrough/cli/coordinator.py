@@ -76,16 +76,7 @@ def coordinator(
         token=token,
         tls=tls,
         signals=(signal.SIGINT, signal.SIGHUP, signal.SIGQUIT),
-        policy=read_policy(
-            ctx,
-            policy_file,
-            {
-                "max_restarts": ("max_restarts", max_restarts),
-                "stop_grace_s": ("stop_grace", stop_grace),
-                "node_wait_s": ("node_wait", node_wait),
-                "lease_s": ("lease", lease),
-            },
-        ),
+        policy=read_policy(ctx, policy_file),
     )
 
     def open_run() -> RunDir:

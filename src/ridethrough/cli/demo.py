@@ -12,12 +12,13 @@ import typer
 from rich.console import Console
 
 from ridethrough.cli import fault_options as fo
+from ridethrough.cli import launching as la
 from ridethrough.cli.command import App
 from ridethrough.cli.json_option import STANDARD_OUTPUT, JsonOption, check_json_target, write_json
 from ridethrough.cli.proof import ReferenceJob, check_reference, reference_settings, why_void
 from ridethrough.cli.usage import fail, usage_errors
 from ridethrough.generation.exit_codes import ExitCode
-from ridethrough.ledger.rundir import RunDirError, check_run_id, runs_root, writable_root
+from ridethrough.ledger.rundir import RunDirError, runs_root, writable_root
 from ridethrough.ledger.summary import RunLedger, ledger_summary
 
 if TYPE_CHECKING:
@@ -49,7 +50,13 @@ def demo(
         typer.Option("--out", "--runs", metavar="DIR", help="Where runs are kept; else RIDETHROUGH_RUNS, else ./runs."),
     ] = None,
     run_id: Annotated[
-        str | None, typer.Option("--run-id", metavar="ID", help="Name of the run; it must be a new one.")
+        str | None,
+        typer.Option(
+            "--run-id",
+            callback=la.usable_run_id,
+            metavar="ID",
+            help="Name of the run; it must be a new one.",
+        ),
     ] = None,
     json: JsonOption = None,
 ) -> None:
@@ -82,8 +89,6 @@ def demo(
     )
     root = runs_root(out)
     with usage_errors(RunDirError):
-        if run_id is not None:
-            check_run_id(run_id)
         writable_root(root)
     if json not in (None, STANDARD_OUTPUT):
         check_json_target(json)

@@ -12,7 +12,7 @@ import typer
 
 from ridethrough.cli.usage import usage_errors
 from ridethrough.faults.injector import OBSERVER, SCHEDULE_VARIABLE
-from ridethrough.ledger.rundir import RunDir, RunDirError, config_hash, create_run, is_done, runs_root
+from ridethrough.ledger.rundir import RunDir, RunDirError, check_run_id, config_hash, create_run, is_done, runs_root
 
 if TYPE_CHECKING:
     from ridethrough.faults.schedule import Schedule
@@ -75,11 +75,22 @@ Runs = Annotated[
         "--runs", metavar="DIR", help="Where runs are kept; else RIDETHROUGH_RUNS, else ./runs.", rich_help_panel=_RUN
     ),
 ]
+
+
+def usable_run_id(value: str | None) -> str | None:
+    """For the option --run-id: an id that cannot name a folder is refused before anything is started."""
+    if value is not None:
+        with usage_errors(RunDirError):
+            check_run_id(value)
+    return value
+
+
 RunId = Annotated[
     str | None,
     typer.Option(
         "--run-id",
         "--rdzv-id",
+        callback=usable_run_id,
         metavar="ID",
         help="Name of the run; the same name and settings go on where the run ended.",
         rich_help_panel=_RUN,
@@ -89,6 +100,7 @@ OnlyRunId = Annotated[
     str | None,
     typer.Option(
         "--run-id",
+        callback=usable_run_id,
         metavar="ID",
         help="Name of the run; the same name and settings go on where the run ended.",
         rich_help_panel=_RUN,

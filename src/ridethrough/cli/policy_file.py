@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -35,9 +36,19 @@ Observe = Annotated[
 ]
 
 
-def read_policy(ctx: typer.Context, file: Path | None, options: dict[str, tuple[str, Any]]) -> Policy:
-    """`options`: field -> (name of the command's parameter, its value). What was given on the command line goes before
-    the file, the file before the defaults. Exits with 2 on a file that is none."""
+# What commands take as an option of their own, and its setting. Read from the context, so no command repeats it.
+_OPTIONS = {
+    "max_restarts": "max_restarts",
+    "stop_grace": "stop_grace_s",
+    "node_wait": "node_wait_s",
+    "lease": "lease_s",
+    "observe": "observe",
+}
+
+
+def read_policy(ctx: typer.Context, file: Path | None, more: Mapping[str, tuple[str, Any]] | None = None) -> Policy:
+    """What was given on the command line goes before the file, the file before the defaults. Exits with 2 on a file
+    that is none. `more`: setting -> (name of the command's parameter, the value that was made of it)."""
     from pydantic import ValidationError
 
     from ridethrough.generation.policy import Policy
@@ -54,7 +65,8 @@ def read_policy(ctx: typer.Context, file: Path | None, options: dict[str, tuple[
             fields = fields["policy"]  # calibrate's, which has its reasons beside it
         if not isinstance(fields, dict):
             fail(f'--policy {file}: give a JSON object, like {{"eval_limit_s": 120}}')
-    for name, (parameter, value) in options.items():
+    own = {name: (option, ctx.params[option]) for option, name in _OPTIONS.items() if option in ctx.params}
+    for name, (parameter, value) in {**own, **(more or {})}.items():
         source = ctx.get_parameter_source(parameter)
         if name not in fields or (source is not None and source.name == "COMMANDLINE"):
             fields[name] = value

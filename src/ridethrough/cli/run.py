@@ -161,11 +161,6 @@ def run(
         ctx,
         policy_file,
         {
-            "max_restarts": ("max_restarts", max_restarts),
-            "stop_grace_s": ("stop_grace", stop_grace),
-            "node_wait_s": ("node_wait", node_wait),
-            "lease_s": ("lease", lease),
-            "observe": ("observe", observe),
             **{name: ("rdzv_conf", value) for name, value in meeting.policy.items()},
             **{name: (_HEARTBEATS[name], value) for name, value in heartbeats.items()},
         },

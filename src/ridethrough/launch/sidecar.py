@@ -15,7 +15,6 @@ import os
 import shutil
 import signal
 import socket
-import struct
 import sys
 import time
 from collections.abc import Callable
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ridethrough.generation import messages as m
+from ridethrough.generation import peer
 from ridethrough.generation.exit_codes import ExitCode
 from ridethrough.generation.faults import FaultReport
 from ridethrough.generation.handshake import read_token
@@ -242,11 +242,11 @@ class Sidecar:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         sock: socket.socket = writer.get_extra_info("socket")
-        pid, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        ours, (pid, _) = peer.is_ours(sock), peer.peer_credentials(sock)
         decoder = Decoder()
         member: Member | None = None
         try:
-            while uid == os.getuid() and (data := await reader.read(1 << 16)):
+            while ours and (data := await reader.read(1 << 16)):
                 for message in decoder.feed(data):
                     if message["t"] == "join":
                         writer.write(encode(self._join(message, pid)))

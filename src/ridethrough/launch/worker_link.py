@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import socket
-import struct
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -14,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ridethrough.generation import messages as m
+from ridethrough.generation import peer
 from ridethrough.generation.faults import FaultReport
 from ridethrough.generation.membership import WorkerState
 from ridethrough.generation.wire import Decoder, WireError, encode
@@ -53,13 +52,12 @@ class WorkerLink:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One worker's connection: only processes of our own user are heard."""
-        sock: socket.socket = writer.get_extra_info("socket")
-        _, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        ours = peer.is_ours(writer.get_extra_info("socket"))
         decoder = Decoder()
         worker: WorkerProcess | None = None
         try:
             with contextlib.suppress(ConnectionResetError, BrokenPipeError):  # it died: its pidfd tells
-                while uid == os.getuid() and (data := await reader.read(1 << 16)):
+                while ours and (data := await reader.read(1 << 16)):
                     for message in decoder.feed(data):
                         if message.get("t") == "hello":
                             worker = self._hello(message, writer)

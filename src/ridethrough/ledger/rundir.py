@@ -130,7 +130,7 @@ def create_run(
     Folders get mode 0700 and files 0600 whatever the umask is. Raises RunDirError: a bad id, a folder that is
     not ours, another config (both hashes and the differing keys are named), a place that cannot be written.
     """
-    run_id = run_id or _fresh_id()
+    run_id = _fresh_id() if run_id is None else run_id
     check_run_id(run_id)
     run = RunDir(Path(root).absolute() / run_id)
     try:
