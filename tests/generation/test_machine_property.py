@@ -135,7 +135,7 @@ class AnyJob(RuleBasedStateMachine):
     def a_process_hangs(self, index: int, unkillable: bool) -> None:
         process = self.process(index)
         assert process is not None
-        process.stuck, process.unkillable = True, unkillable
+        self.world.hang(process, unkillable=unkillable)
 
     @rule(index=INDEX, really=SELDOM)
     def a_node_is_lost(self, index: int, really: bool) -> None:

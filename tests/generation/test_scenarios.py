@@ -491,7 +491,9 @@ def snapshots(*states: str) -> list[m.NodeRejoined]:
 
 def again() -> Job:
     job = Job("", min_nodes=2, max_nodes=2)
-    job.machine = GenerationMachine(num_workers=1, min_nodes=2, max_nodes=2, policy=job.machine.policy, epoch=1)
+    job.machine = GenerationMachine(
+        num_workers=1, min_nodes=2, max_nodes=2, policy=job.machine.policy, epoch=1, earlier=4
+    )
     return job
 
 

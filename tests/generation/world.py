@@ -17,6 +17,7 @@ from ridethrough.generation.plan import NodePlan, Plan
 from ridethrough.generation.policy import Policy
 
 UNCHARGED = ("node_loss", "preemption")
+_REASONS = ("fault_declared", "incident", "ask_step")
 LEASE_S = 5.0
 JUDGE_S = 8.0
 
@@ -67,6 +68,7 @@ class World:
         self.actions: list[m.Action] = []
         self.heard: list[m.Event] = []  # by the present coordinator
         self.killed: set[str] = set()
+        self._reasons: set[str] = set()  # why the last plan's generation ended
         self._num_nodes = 0
         self._hung_s: dict[tuple[str, int], float] = {}
         self.start_coordinator()
@@ -83,6 +85,7 @@ class World:
             max_nodes=self.max_nodes,
             policy=self.policy,
             epoch=self.epoch,
+            earlier=max((plan.generation for plan in self.plans.values()), default=0),
         )
         for agent in self.agents.values():
             agent.inbox.clear()
@@ -132,8 +135,12 @@ class World:
                 agent = self.agents[action.node]
                 late = agent.cut or agent.inbox or agent.outbox or not agent.alive
                 assert late or any(p.unkillable for p in agent.processes.values()), "given up without need"
+        self._reasons |= {action.kind for action in actions if action.kind in _REASONS}
         if told:
             assert machine.plan is not None
+            if "fault_declared" in self._reasons or (self.plans and "ask_step" not in self._reasons):
+                assert "incident" in self._reasons, "a generation that was ended by a fault has its incident"
+            self._reasons.clear()
             self._check_plan(machine, machine.plan, generation)
             assert Plan.from_parts(next(iter(told.values())), told) == machine.plan, "each member is told its part"
         if isinstance(event, m.WorkerFaulted) and phase != "learning":
@@ -224,6 +231,11 @@ class World:
             self._introduce(agent)
 
     # --- processes ---------------------------------------------------------------------------------------------------
+
+    def hang(self, process: Process, *, unkillable: bool) -> None:
+        """Once in state D, a process stays there: a signal that it has been sent will not be sent again."""
+        process.stuck = True
+        process.unkillable |= unkillable
 
     def processes(self) -> list[Process]:
         return [p for a in self.agents.values() if a.alive for p in a.processes.values()]
@@ -419,7 +431,8 @@ class World:
                 return
 
     def settle(self, limit_s: float = 5000.0) -> bool:
-        """Nothing bad happens any more. True once a step is done by the newest plan's world, or the job has ended."""
+        """Nothing bad happens any more. True once a step is done by the newest plan's world, or the job has ended; also
+        if it hangs where nobody can tell."""
         if self.machine is None:
             self.start_coordinator()
         for agent in self.agents.values():
@@ -436,9 +449,17 @@ class World:
             self.flush()
             if self.done is not None or (self.num_steps_since > 1 and self._newest_is_running()):
                 return True
+            if self._hangs_before_rt_run():
+                return True
             self.pass_time(dt)
             dt = min(dt * 1.05, 10.0)
         return False
+
+    def _hangs_before_rt_run(self) -> bool:
+        """Every process, and none ever came there: that looks like a script that doesn't use it and works for long."""
+        if self.machine is None or self.machine._attached_ever or not self.processes():
+            return False
+        return all(p.stuck and p.state == "starting" for p in self.processes())
 
     def _newest_is_running(self) -> bool:
         return self.machine is not None and self.machine.phase == "running"

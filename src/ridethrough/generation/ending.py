@@ -142,7 +142,7 @@ class Ending(JobState):
             self._planned = PlannedEnd(cause, code, deadline_s)
         else:
             self._planned.cause, self._planned.code, self._planned.deadline_s = cause, code, deadline_s
-        if self.phase == "forming" and (self.generation == 0 or not self._attached_ever):
+        if self.phase == "forming" and self.plan is None:
             return self._done(code, f"stopped by {cause}")
         return self._ask_steps()
 

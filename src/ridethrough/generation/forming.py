@@ -45,7 +45,7 @@ class Forming(Ending):
             self.members.promote(self._quorum.max_nodes)
         if not self._enough():
             return None
-        if self.generation == 0:
+        if self.plan is None:
             self.members.seat_as_wished()
         self._ask_store()
         if self._formation.store.hopeless:
@@ -60,7 +60,7 @@ class Forming(Ending):
         return None
 
     def _enough(self) -> bool:
-        answer = self._quorum.ask(self._now_s, first=self.generation == 0)
+        answer = self._quorum.ask(self._now_s, first=self.plan is None)
         if answer.what == "give_up":
             self._done(ExitCode.RESTARTS_EXHAUSTED, answer.why)
         elif answer.what == "wait" and self._planned is not None and self._planned.code is not None:

@@ -10,6 +10,7 @@ from ridethrough.generation.exit_codes import ExitCode
 from ridethrough.generation.formation import Formation
 from ridethrough.generation.history import History
 from ridethrough.generation.incident import Incident
+from ridethrough.generation.learning import Learner
 from ridethrough.generation.membership import Membership, Worker
 from ridethrough.generation.plan import Plan
 from ridethrough.generation.planned import PlannedEnd
@@ -30,26 +31,28 @@ class JobState:
         max_nodes: int = 1,
         policy: Policy | None = None,
         epoch: int = 0,
+        earlier: int = 0,
         majority: bool = False,
     ) -> None:
         self.policy = policy or Policy()
         self.history = History()
         self.members = Membership(num_workers)
-        self.phase: Phase = "forming"
+        self.phase: Phase = "learning" if earlier else "forming"
         self.generation = 0
         self.plan: Plan | None = None
         self.epoch = epoch
         self._quorum = Quorum(self.members, self.policy, min_nodes, max_nodes, majority=majority)
         self._formation = Formation(self.members, self.policy, epoch)
         self._incident = Incident()
+        self._learner = Learner(self.policy.learn_limit_s)
         self._planned: PlannedEnd | None = None
         self._noticed: dict[str, str] = {}
         self._killed: dict[str, float] = {}
         self._deadline_s: float | None = None
         self._check_starts_s = 0.0
         self._entered_s = 0.0
-        self._attached_ever = False
-        self._highest = 0
+        self._attached_ever = earlier > 0
+        self._highest = earlier
         self._now_s = 0.0
         self._out: list[m.Action] = []
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from ridethrough.generation import messages as m
 from ridethrough.generation.membership import Membership, Worker
-from ridethrough.generation.plan import Plan
+from ridethrough.generation.plan import NodePlan, Plan
 
 
 @dataclass
@@ -18,7 +18,6 @@ class Learned:
     """
 
     alive: bool
-    attached: bool = False
     missing: list[int] = field(default_factory=list)
     strangers: list[m.NodeRejoined] = field(default_factory=list)
     strays: list[tuple[str, str]] = field(default_factory=list)
@@ -31,9 +30,10 @@ class Learner:
     tells of that place in the newest one: it was not told of it before the coordinator ended.
     """
 
-    def __init__(self, first: m.NodeRejoined, now_s: float, limit_s: float) -> None:
-        self._until_s = now_s + limit_s
-        self._newest = first.plan
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._until_s: float | None = None
+        self._newest: NodePlan | None = None
         self._heard: dict[str, m.NodeRejoined] = {}
         self._seats: dict[int, m.NodeRejoined] = {}
         self.waiting: list[m.Event] = []
@@ -42,15 +42,17 @@ class Learner:
     def highest_generation(self) -> int:
         return max((event.plan.generation for event in self._heard.values()), default=0)
 
-    def plan(self) -> Plan:
-        """The newest one, as far as its nodes are here."""
+    def plan(self) -> Plan | None:
+        """The newest one, as far as its nodes are here; None if nobody has told of any."""
+        if self._newest is None:
+            return None
         return Plan.from_parts(self._newest, {e.node: e.plan for e in self._heard.values() if self._is_newest(e)})
 
     def hear(self, event: m.NodeRejoined) -> None:
         """Takes what a node says of itself; its last word counts."""
-        self._forget(event.node)
+        self.forget(event.node)
         self._heard[event.node] = event
-        if event.plan.key > self._newest.key:
+        if self._newest is None or event.plan.key > self._newest.key:
             self._newest = event.plan
             self._seats = {}
             for heard in self._heard.values():
@@ -58,13 +60,18 @@ class Learner:
         else:
             self._seat(event)
 
-    def left(self, node: str) -> bool:
-        """A node went away while we learned; True if it had been heard."""
-        return self._forget(node)
-
     def over(self, now_s: float) -> bool:
-        """Every node of the plan is here, or the time is up."""
-        return len(self._seats) == self._newest.num_nodes or now_s >= self._until_s
+        """Every node of the plan is here, or the time is up, which begins with the first call."""
+        if self._until_s is None:
+            self._until_s = now_s + self._limit_s
+        complete = self._newest is not None and len(self._seats) == self._newest.num_nodes
+        return complete or now_s >= self._until_s
+
+    def forget(self, node: str) -> None:
+        """The node is gone again."""
+        before = self._heard.pop(node, None)
+        if before is not None and self._seats.get(before.plan.place) is before:
+            del self._seats[before.plan.place]
 
     def settle(self, members: Membership, plan: Plan, now_s: float) -> Learned:
         """Fills the membership with the newest plan's nodes and the workers that can take part in what follows."""
@@ -86,7 +93,6 @@ class Learner:
                     continue
                 taken.add(snapshot.local_rank)
                 members.place(_worker(node, snapshot, now_s))
-                learned.attached |= snapshot.attached
                 if within:
                     found.add(snapshot.worker)
             learned.alive = learned.alive and bool(ranks.workers) and found == set(ranks.workers)
@@ -95,18 +101,16 @@ class Learner:
         return learned
 
     def _is_newest(self, event: m.NodeRejoined) -> bool:
-        return event.plan.key == self._newest.key
+        return self._newest is not None and event.plan.key == self._newest.key
 
     def _seat(self, event: m.NodeRejoined) -> None:
         holder = self._seats.get(event.plan.place)
-        if event.plan.place < self._newest.num_nodes and (holder is None or holder.plan.key < event.plan.key):
+        if (
+            self._newest is not None
+            and event.plan.place < self._newest.num_nodes
+            and (holder is None or holder.plan.key < event.plan.key)
+        ):
             self._seats[event.plan.place] = event
-
-    def _forget(self, node: str) -> bool:
-        before = self._heard.pop(node, None)
-        if before is not None and self._seats.get(before.plan.place) is before:
-            del self._seats[before.plan.place]
-        return before is not None
 
 
 def _worker(node: str, snapshot: m.WorkerSnapshot, now_s: float) -> Worker:

@@ -1,10 +1,10 @@
 """The generation machine: events in, actions out. It alone writes plans.
 
-A job is `learning` (a coordinator was started again and hears who is there), `forming` (processes start or come back),
-`running` (a plan is out), `leaving` (a fault or a planned end is over for this generation, its ranks are on their way
-out) or `done`. Time is the `now_s` that comes with each event: seconds of any monotonic clock, the same one for all
-events. No method blocks, a repeated or late event changes nothing, and none costs more with a larger world but those
-that speak to all of it: a plan, the end of a generation, a limit that has passed.
+A job is `learning` (its coordinator has taken over from an earlier one and hears who is there), `forming` (processes
+start or come back), `running` (a plan is out), `leaving` (a fault or a planned end is over for this generation, its
+ranks are on their way out) or `done`. Time is the `now_s` that comes with each event: seconds of any monotonic clock,
+the same one for all events. No method blocks, a repeated or late event changes nothing, and none costs more with a
+larger world but those that speak to all of it: a plan, the end of a generation, a limit that has passed.
 
 An incident is decided when every rank has accounted for itself, by leaving, by dying, or with its node: then the root
 is among the reports, however late it came. A script that never calls `rt.run` stays in `forming`, and a death there
@@ -27,8 +27,9 @@ _MAX_REPORTS = 16
 
 class GenerationMachine(NodeEvents):
     """Decides who trains in which generation. `min_nodes` and `max_nodes` bound the world; each node has
-    `num_workers` ranks. `epoch` is the coordinator's claim; a later one has a higher epoch. `majority`: plan only with
-    more than half of the last plan's nodes, because no shared storage tells coordinators apart."""
+    `num_workers` ranks. `epoch` is the coordinator's claim; a later one has a higher epoch. `earlier`: the generation
+    that an earlier coordinator has planned last and that may still train; 0: none. `majority`: plan only with more than
+    half of the last plan's nodes, because no shared storage tells coordinators apart."""
 
     def handle(self, event: m.Event, now_s: float) -> list[m.Action]:
         """Takes one event; returns what is to be done, in order. Never raises on a late or unknown worker."""
@@ -36,8 +37,8 @@ class GenerationMachine(NodeEvents):
             return []
         self._out, self._now_s = [], now_s
         self._quorum.passes(now_s)
-        if self._learner is not None:
-            self._while_learning(event, self._learner)
+        if self.phase == "learning":
+            self._while_learning(event)
         else:
             self._take(event)
         self._advance()

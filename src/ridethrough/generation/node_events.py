@@ -7,15 +7,16 @@ from collections.abc import Callable
 from ridethrough.generation import messages as m
 from ridethrough.generation.exit_codes import ExitCode
 from ridethrough.generation.forming import Forming
-from ridethrough.generation.learning import Learner
+from ridethrough.generation.learning import Learned, Learner
+from ridethrough.generation.plan import Plan
 from ridethrough.generation.planned import PlannedEnd
 from ridethrough.ledger.schema import Detector, FaultClass
+
+_STRAY = "it belongs to a generation that is over"
 
 
 class NodeEvents(Forming):
     """A newcomer is a standby first, whatever its name: a member with a valid lease keeps its place."""
-
-    _learner: Learner | None = None
 
     def _take(self, event: m.Event) -> None:
         handler: Callable[[m.Event], None] | None = getattr(self, f"_on_{event.kind}", None)
@@ -36,19 +37,13 @@ class NodeEvents(Forming):
             self._quorum.joined(self._now_s)
 
     def _on_node_rejoined(self, event: m.NodeRejoined) -> None:
-        """Only a machine that has begun nothing yet learns; to any other the node is a newcomer without workers."""
-        plan = event.plan
-        if plan.epoch > self.epoch or self.members.knows(event.node):
-            return None  # a later coordinator exists; or nothing was lost
-        begun = self.generation > 0 or self.members.num_active > 0
-        if not begun and plan.epoch < self.epoch:
-            self.phase, self._learner = "learning", Learner(event, self._now_s, self.policy.learn_limit_s)
-            return self._while_learning(event, self._learner)
-        self._highest = max(self._highest, plan.generation)
+        """To a machine that does not learn it is a newcomer without workers."""
+        if event.plan.epoch > self.epoch or self.members.knows(event.node):
+            return  # a later coordinator exists; or nothing was lost
+        self._highest = max(self._highest, event.plan.generation)
         for snapshot in event.workers:
-            why = "it belongs to a generation that is over"
-            self._out.append(m.Kill(node=event.node, worker=snapshot.worker, why=why))
-        return self._on_node_joined(m.NodeJoined(node=event.node, name=event.name, num_workers=0))
+            self._out.append(m.Kill(node=event.node, worker=snapshot.worker, why=_STRAY))
+        self._on_node_joined(m.NodeJoined(node=event.node, name=event.name, num_workers=0))
 
     def _on_node_left(self, event: m.NodeLeft) -> None:
         fault_class: FaultClass = "node_loss" if event.lost else "preemption"
@@ -89,41 +84,54 @@ class NodeEvents(Forming):
 
     # --- learning -----------------------------------------------------------------------------------------------------
 
-    def _while_learning(self, event: m.Event, learner: Learner) -> None:
+    def _while_learning(self, event: m.Event) -> None:
+        learner = self._learner
         if isinstance(event, m.NodeRejoined):
             if event.plan.epoch < self.epoch:
                 learner.hear(event)
+        elif isinstance(event, m.NodeLeft):
+            learner.forget(event.node)
+            self._take(event)
         elif isinstance(event, (m.NodeJoined, m.StopRequested, m.Tick)):
             self._take(event)
-        elif not (isinstance(event, m.NodeLeft) and learner.left(event.node)):
+        else:
             learner.waiting.append(event)
         if self.phase == "learning" and learner.over(self._now_s):
             self._learned(learner)
 
     def _learned(self, learner: Learner) -> None:
         """Everybody of the plan is here and inside: nothing has to be restarted. Else the generation ends."""
-        self._learner = None
-        self.plan = plan = learner.plan()
-        learned = learner.settle(self.members, plan, self._now_s)
-        self.generation, self._highest = plan.generation, learner.highest_generation
-        self.history = plan.history.model_copy(deep=True)
-        self.history.rebase(self._now_s)
-        self._attached_ever |= learned.attached
-        self._quorum.planned(plan)
         self.phase = "running"
-        if self.members.counts["entering"]:
-            self._deadline_s = self._now_s + self._rebuild_limit()
+        learned, plan = Learned(alive=False), learner.plan()
+        if plan is None:
+            self.generation = self._highest
+        else:
+            learned = learner.settle(self.members, plan, self._now_s)
+            self._continue(plan)
+        self._highest = max(self._highest, learner.highest_generation)
         for node, worker in learned.strays:
-            self._out.append(m.Kill(node=node, worker=worker, why="it belongs to a generation that is over"))
+            self._out.append(m.Kill(node=node, worker=worker, why=_STRAY))
         for stranger in learned.strangers:
             self._on_node_rejoined(stranger)
         for event in learner.waiting:
             self._take(event)
         if self.phase == "running" and not learned.alive:
-            who = f"nodes {', '.join(map(str, learned.missing))}" if learned.missing else "some workers"
-            cause = f"not back after the coordinator was started again: {who}"
-            rank = learned.missing[0] * self.members.num_workers if learned.missing else None
-            self._report("", "", rank, "node_loss" if learned.missing else "exit", "lease", cause)
+            self._report_not_back(learned.missing, all_nodes=plan is None)
         elif self.phase == "running":
             self._ask_steps()
             self._finish_if_all()
+
+    def _continue(self, plan: Plan) -> None:
+        self.plan, self.generation = plan, plan.generation
+        self.history = plan.history.model_copy(deep=True)
+        self.history.rebase(self._now_s)
+        self._quorum.planned(plan)
+        if self.members.counts["entering"]:
+            self._deadline_s = self._now_s + self._rebuild_limit()
+
+    def _report_not_back(self, missing: list[int], *, all_nodes: bool) -> None:
+        who = f"nodes {', '.join(map(str, missing))}" if missing else "all nodes" if all_nodes else "some workers"
+        rank = missing[0] * self.members.num_workers if missing else None
+        fault_class: FaultClass = "node_loss" if missing or all_nodes else "exit"
+        cause = f"not back after the coordinator was started again: {who}"
+        self._report("", "", rank, fault_class, "lease", cause)

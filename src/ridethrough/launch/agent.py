@@ -113,6 +113,7 @@ class NodeAgent:
         if not self._started:
             return
         if self._plan is None:
+            self.abandon_workers("a coordinator that knows none of them starts its own")
             size, place = self.config.num_workers, self.config.place
             self._report(m.NodeJoined(node=self.node, name=self.name, num_workers=size, place=place))
             return

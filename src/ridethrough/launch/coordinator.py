@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ from ridethrough.generation import messages as m
 from ridethrough.generation.exit_codes import ExitCode
 from ridethrough.generation.faults import FaultReport
 from ridethrough.generation.machine import GenerationMachine
-from ridethrough.launch.epoch import ClaimLost, check_claim
+from ridethrough.launch.epoch import ClaimLost, check_claim, forget_planned, note_planned
 from ridethrough.launch.inquest import Inquest
 from ridethrough.ledger.recorder import Recorder
 
@@ -85,6 +86,7 @@ class Coordinator:
         elif isinstance(action, m.Dismiss):
             self.deliver(action.node, m.JobDone(code=action.code, reason=action.reason))
         elif isinstance(action, m.JobDone):
+            forget_planned(self._run_dir)
             if not self.done.done():
                 self.done.set_result(action)
         else:
@@ -102,6 +104,11 @@ class Coordinator:
     def _record_plan(self) -> None:
         plan = self.machine.plan
         assert plan is not None
+        try:
+            note_planned(self._run_dir, plan.generation)
+        except OSError as error:
+            why = "a coordinator that takes over would not wait for this world"
+            print(f"ridethrough coordinator: {error.filename}: {error.strerror}; {why}", file=sys.stderr)
         members = [
             {"rank": rank, "local_rank": local_rank, "node": node, "worker": worker}
             for rank, local_rank, node, worker in plan.members()

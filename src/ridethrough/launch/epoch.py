@@ -1,4 +1,7 @@
-"""A coordinator's claim to a job: a number above every earlier coordinator's, made durable by exclusive create."""
+"""What outlives a coordinator in the run's folder: its claim to the job, and which generation may still train.
+
+A claim is a number above every earlier coordinator's, made durable by exclusive create.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +35,30 @@ def newest_epoch(run_dir: Path) -> int:
     """The highest claim so far; -1 if there is none."""
     names = os.listdir(run_dir / "epochs") if (run_dir / "epochs").is_dir() else []
     return max((int(name) for name in names if name.isdigit()), default=-1)
+
+
+def note_planned(run_dir: Path, generation: int) -> None:
+    """A plan is about to go out: from now on a world may train, whatever becomes of this coordinator."""
+    new = _planned(run_dir).with_suffix(".new")
+    new.write_text(f"{generation}\n")
+    new.replace(_planned(run_dir))
+
+
+def planned_before(run_dir: Path) -> int:
+    """The generation that an earlier coordinator has planned last, if the job has not ended since; else 0."""
+    try:
+        return int(_planned(run_dir).read_text())
+    except (FileNotFoundError, ValueError):
+        return 0
+
+
+def forget_planned(run_dir: Path) -> None:
+    """The job has ended."""
+    _planned(run_dir).unlink(missing_ok=True)
+
+
+def _planned(run_dir: Path) -> Path:
+    return run_dir / "epochs" / "planned"
 
 
 def check_claim(run_dir: Path, epoch: int) -> None:

@@ -9,7 +9,7 @@ from ridethrough.generation import messages as m
 from ridethrough.generation.machine import GenerationMachine
 from ridethrough.launch.config import LaunchConfig
 from ridethrough.launch.coordinator import Coordinator
-from ridethrough.launch.epoch import claim_epoch
+from ridethrough.launch.epoch import claim_epoch, planned_before
 from ridethrough.launch.last_words import last_words
 from ridethrough.launch.server import CoordinatorServer
 from ridethrough.ledger.recorder import Recorder
@@ -19,7 +19,10 @@ GOODBYE_LIMIT_S = 20.0
 
 
 class HostedJob:
-    """Claims the run's next epoch. `server` is None until `listen`. One event loop, one thread."""
+    """Claims the run's next epoch. `server` is None until `listen`. One event loop, one thread.
+
+    It takes over a world that may still train, unless that was this one machine's: its workers ended with the launcher.
+    """
 
     def __init__(self, config: LaunchConfig, run: RunDir, role: Literal["agent", "coordinator"]) -> None:
         self._config, self._run = config, run
@@ -30,6 +33,7 @@ class HostedJob:
             max_nodes=config.max_nodes,
             policy=config.policy,
             epoch=claim_epoch(run.path),
+            earlier=0 if role == "agent" and config.max_nodes == 1 else planned_before(run.path),
         )
         self.coordinator = Coordinator(self.machine, self.recorder, run.path)
         self.server: CoordinatorServer | None = None
