@@ -26,14 +26,16 @@ def free_port() -> int:
         return int(sock.getsockname()[1])
 
 
-def wait_until(condition: Callable[[], Any], what: str | Callable[[], str], limit_s: float = LIMIT_S) -> Any:
+def wait_until(
+    condition: Callable[[], Any], what: str | Callable[[], str], limit_s: float = LIMIT_S, every_s: float = 0.02
+) -> Any:
     """The condition's first true value. Fails with `what` after the limit."""
     end = time.monotonic() + limit_s
     while time.monotonic() < end:
         value = condition()
         if value:
             return value
-        time.sleep(0.02)
+        time.sleep(every_s)
     raise AssertionError(f"after {limit_s} s: {what() if callable(what) else what}")
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
+import time
 from typing import Any
 
 import pytest
@@ -15,118 +17,187 @@ STEPS = 60
 
 
 class Cluster:
-    """A coordinator of its own and any number of agents with two ranks each."""
+    """A coordinator of its own and any number of agents with two ranks each. `running`: whose end is still to be
+    checked."""
 
     def __init__(self, job: Any, nnodes: str = "2", steps: int = STEPS, *options: str) -> None:
         self.job, self.nnodes, self.steps = job, nnodes, steps
         self.options = ["--node-wait", "60", "--lease", "2", *options]
         self.endpoint = f"127.0.0.1:{free_port()}"
+        self.running: list[Any] = []
 
     def coordinator(self) -> Any:
-        return self.job.start(
+        return self._start(
             *("coordinator", "--bind", self.endpoint, "--nnodes", self.nnodes, "--nproc-per-node", "2"),
             *("--token-file", str(self.job.token), "--runs", "runs", "--run-id", "a", *self.options),
             name="coordinator",
         )
 
     def agent(self, name: str, token: str | None = None) -> Any:
-        return self.job.start(
+        return self._start(
             *("run", "--nnodes", self.nnodes, "--nproc-per-node", "2", "--rdzv-endpoint", self.endpoint, "--join"),
             *("--token-file", token or str(self.job.token), "--runs", "runs", "--run-id", "a", *self.options),
             *(COUNT, str(self.job.out), str(self.steps)),
             name=name,
         )
 
+    def train(self) -> tuple[Any, Any, Any]:
+        """Coordinator and two agents, which have done three steps."""
+        processes = self.coordinator(), self.agent("a"), self.agent("b")
+        self.reach(3)
+        return processes
+
+    def reach(self, step: int) -> None:
+        wait_until(lambda: self.job.last_step() >= step, lambda: f"step {step} is not reached:\n{self.job.text()}")
+
+    def go_on(self, num_steps: int) -> None:
+        self.reach(self.job.last_step() + num_steps)
+
+    def kill(self, process: Any) -> None:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        self.running.remove(process)
+
+    def ends(self, process: Any, code: int) -> None:
+        self.running.remove(process)
+        assert self.job.wait(process) == code, self.job.text()
+
+    def all_end(self, code: int = 0) -> None:
+        while self.running:
+            self.ends(self.running[0], code)
+
+    def check_results(self) -> None:
+        """As if nothing had happened, on all four ranks."""
+        assert self.job.results() == [expected(self.steps, 4)] * 4
+
+    def _start(self, *args: str, name: str) -> Any:
+        self.running.append(self.job.start(*args, name=name))
+        return self.running[-1]
+
 
 def pids(job: Any, generation: int) -> dict[int, int]:
     return {e["rank"]: e["pid"] for e in job.entered() if e["generation"] == generation}
 
 
+def generations(job: Any) -> set[int]:
+    return {e["generation"] for e in job.entered()}
+
+
 def test_a_lost_node_is_replaced_by_the_standby(job: Any) -> None:
     cluster = Cluster(job)
-    coordinator = cluster.coordinator()
-    agents = [cluster.agent("a"), cluster.agent("b")]
-    wait_until(lambda: job.last_step() >= 3, lambda: f"no steps:\n{job.text()}")
+    _, _, second = cluster.train()
     before = pids(job, 1)
-    standby = cluster.agent("c")
-    wait_until(lambda: job.last_step() >= 10, "no progress")
-    agents[1].send_signal(signal.SIGKILL)
-    assert job.wait(coordinator) == 0, job.text()
-    assert [job.wait(agents[0]), job.wait(standby)] == [0, 0], job.text()
+    cluster.agent("c")
+    cluster.reach(10)
+    cluster.kill(second)
+    cluster.all_end()
     after = pids(job, 2)
     kept = [rank for rank in before if before[rank] == after[rank]]
     assert len(kept) == 2 and kept[0] // 2 == kept[1] // 2, "the surviving node keeps its processes and ranks"
-    assert job.results() == [expected(STEPS, 4)] * 4
+    cluster.check_results()
     (incident,) = job.events("a", "incident")
     assert (incident["class"], incident["rung"]) == ("node_loss", "replace_node")
 
 
 def test_who_comes_after_the_end_or_with_another_job_does_not_wait(job: Any) -> None:
     cluster = Cluster(job, "1", 90)
-    coordinator = cluster.coordinator()
-    agent = cluster.agent("a")
-    wait_until(lambda: job.last_step() >= 1, lambda: f"no steps:\n{job.text()}")
+    cluster.coordinator()
+    cluster.agent("a")
+    cluster.reach(1)
     cluster.steps = 91
-    stranger = cluster.agent("stranger")
-    assert job.wait(stranger) == 2, job.text()
+    cluster.ends(cluster.agent("stranger"), 2)
     assert "belongs to another config" in job.text("stranger")
-    assert [job.wait(coordinator), job.wait(agent)] == [0, 0], job.text()
+    cluster.all_end()
     cluster.steps = 90
-    late = cluster.agent("late")
-    assert job.wait(late) == 0, job.text()
+    cluster.ends(cluster.agent("late"), 0)
     assert "the job was done before this machine came" in job.text("late")
 
 
 def test_a_world_shrinks_if_it_may(job: Any) -> None:
     cluster = Cluster(job, "1:2", STEPS, "--node-wait", "1")
-    coordinator = cluster.coordinator()
-    agents = [cluster.agent("a"), cluster.agent("b")]
-    wait_until(lambda: job.last_step() >= 3, lambda: f"no steps:\n{job.text()}")
+    _, first, _ = cluster.train()
     assert {e["world"] for e in job.entered()} == {4}
-    agents[0].send_signal(signal.SIGKILL)
-    assert job.wait(coordinator) == 0, job.text()
-    assert job.wait(agents[1]) == 0, job.text()
+    cluster.kill(first)
+    cluster.all_end()
     assert {e["world"] for e in job.entered() if e["generation"] == 2} == {2}
 
 
 def test_without_enough_nodes_it_ends_with_a_code_to_retry(job: Any) -> None:
     cluster = Cluster(job, "2", STEPS, "--node-wait", "1")
-    coordinator = cluster.coordinator()
-    agents = [cluster.agent("a"), cluster.agent("b")]
-    wait_until(lambda: job.last_step() >= 3, lambda: f"no steps:\n{job.text()}")
-    agents[0].send_signal(signal.SIGKILL)
-    assert job.wait(coordinator) == 80, job.text()
-    assert job.wait(agents[1]) == 80, job.text()
+    _, first, _ = cluster.train()
+    cluster.kill(first)
+    cluster.all_end(80)
 
 
 @pytest.mark.campaign
 def test_the_coordinator_killed_and_started_again_restarts_nothing(job: Any) -> None:
     cluster = Cluster(job, "2", 150)
+    coordinator, _, _ = cluster.train()
+    cluster.kill(coordinator)
+    cluster.coordinator()
+    cluster.go_on(10)
+    cluster.all_end()
+    assert generations(job) == {1}
+    cluster.check_results()
+
+
+@pytest.mark.campaign
+def test_a_node_and_the_coordinator_lost_and_a_standby_that_comes_first(job: Any) -> None:
+    """The standby waits until the one that is left has told of the plan, and the plan that follows has its incident."""
+    cluster = Cluster(job, "2", 150)
+    coordinator, first, second = cluster.train()
+    before = pids(job, 1)
+    cluster.agent("c")
+    wait_until(lambda: len({e["node"] for e in job.events("a", "worker_spawn")}) == 3, job.text, every_s=0.5)
+    cluster.go_on(10)
+    cluster.kill(coordinator)
+    cluster.kill(second)
+    first.send_signal(signal.SIGSTOP)
+    cluster.coordinator()
+    wait_until(lambda: "epoch 1" in job.text("coordinator"), job.text)
+    time.sleep(2.5)  # an agent tries again after two seconds at most
+    first.send_signal(signal.SIGCONT)
+    cluster.all_end()
+    cluster.check_results()
+    (incident,) = job.events("a", "incident")
+    assert (incident["class"], incident["rung"], incident["generation"]) == ("node_loss", "replace_node", 1)
+    assert len(set(before.values()) & set(pids(job, 2).values())) == 2, "the survivors' processes stay"
+
+
+def test_processes_that_a_restarted_coordinator_does_not_know_are_not_left_beside_its_own(job: Any) -> None:
+    """A script without `rt.run` has no plan from which they could be known."""
+    script = job.folder / "plain.py"
+    script.write_text(
+        "import os, pathlib, sys, time\n"
+        "here = pathlib.Path(sys.argv[1])\n"
+        "(here / f'began-{os.getpid()}').touch()\n"
+        "while not (here / 'go').exists(): time.sleep(0.02)\n"
+    )
+    cluster = Cluster(job, "1")
     coordinator = cluster.coordinator()
-    agents = [cluster.agent("a"), cluster.agent("b")]
-    wait_until(lambda: job.last_step() >= 3, lambda: f"no steps:\n{job.text()}")
-    coordinator.send_signal(signal.SIGKILL)
-    coordinator.wait()
-    reached = job.last_step()
-    again = cluster.coordinator()
-    wait_until(lambda: job.last_step() >= reached + 10, lambda: f"training stopped:\n{job.text()}")
-    assert job.wait(again) == 0, job.text()
-    assert [job.wait(a) for a in agents] == [0, 0], job.text()
-    assert {e["generation"] for e in job.entered()} == {1}
-    assert job.results() == [expected(150, 4)] * 4
+    args = ["run", "--nproc-per-node", "2", "--rdzv-endpoint", cluster.endpoint, "--join", "--token-file"]
+    args += [str(job.token), "--runs", "runs", "--run-id", "a", str(script), str(job.out)]
+    cluster.running.append(job.start(*args))
+    began = lambda: {int(p.name.split("-")[1]) for p in job.out.glob("began-*")}  # noqa: E731
+    wait_until(lambda: len(began()) == 2, job.text)
+    old = began()
+    cluster.kill(coordinator)
+    cluster.coordinator()
+    wait_until(lambda: len(began()) == 4, job.text)
+    assert not old & set(job.alive())
+    (job.out / "go").touch()
+    cluster.all_end()
 
 
 def test_sigterm_ends_a_coordinator_and_not_its_job(job: Any) -> None:
     """A rolling update of its pod, with the next one started before the old one has gone."""
     cluster = Cluster(job, "2", 150)
-    coordinator = cluster.coordinator()
-    agents = [cluster.agent("a"), cluster.agent("b")]
-    wait_until(lambda: job.last_step() >= 3, lambda: f"no steps:\n{job.text()}")
+    coordinator, _, _ = cluster.train()
     coordinator.send_signal(signal.SIGTERM)
-    assert job.wait(coordinator) == 128 + signal.SIGTERM
-    assert job.wait(cluster.coordinator()) == 0, job.text()
-    assert [job.wait(a) for a in agents] == [0, 0], job.text()
-    assert {e["generation"] for e in job.entered()} == {1}
+    cluster.ends(coordinator, 128 + signal.SIGTERM)
+    cluster.coordinator()
+    cluster.all_end()
+    assert generations(job) == {1}
     assert [e["code"] for e in job.events("a", "job_end")] == [0]
 
 
@@ -134,69 +205,54 @@ def test_sigterm_ends_a_coordinator_and_not_its_job(job: Any) -> None:
 def test_a_deposed_coordinator_leaves_the_job_to_the_next_one(job: Any) -> None:
     """Two at once: the older one finds the younger one's claim when it is to plan, and says nothing to the agents."""
     cluster = Cluster(job, "2", 150)
-    coordinator = cluster.coordinator()
-    agents = [cluster.agent("a"), cluster.agent("b")]
-    wait_until(lambda: job.last_step() >= 3, lambda: f"no steps:\n{job.text()}")
+    coordinator, _, _ = cluster.train()
     (job.folder / "runs" / "a" / "epochs" / "1").write_text("another\n")
     os.kill(pids(job, 1)[1], signal.SIGKILL)
-    assert job.wait(coordinator) == 128 + signal.SIGTERM, job.text()
-    assert job.wait(cluster.coordinator()) == 0, job.text()
-    assert [job.wait(a) for a in agents] == [0, 0], job.text()
-    assert job.results() == [expected(150, 4)] * 4
+    cluster.ends(coordinator, 128 + signal.SIGTERM)
+    cluster.coordinator()
+    cluster.all_end()
+    cluster.check_results()
 
 
 def test_a_job_that_is_taken_down_as_a_whole_saves_although_its_coordinator_goes_too(job: Any) -> None:
     cluster = Cluster(job, "2", 2000)
-    processes = [cluster.coordinator(), cluster.agent("a"), cluster.agent("b")]
-    wait_until(lambda: job.last_step() >= 3, lambda: f"no steps:\n{job.text()}")
-    for process in processes:
+    for process in cluster.train():
         process.send_signal(signal.SIGTERM)
-    assert [job.wait(p) for p in processes] == [82, 82, 82], job.text()
+    cluster.all_end(82)
     assert len({e["step"] for e in job.events("a", "finish")}) == 1
 
 
 @pytest.mark.campaign
 def test_a_notice_without_a_coordinator_ends_the_node_within_its_grace(job: Any) -> None:
     cluster = Cluster(job, "2", 2000, "--stop-grace", "3")
-    coordinator = cluster.coordinator()
-    agents = [cluster.agent("a"), cluster.agent("b")]
-    wait_until(lambda: job.last_step() >= 3, lambda: f"no steps:\n{job.text()}")
-    coordinator.send_signal(signal.SIGKILL)
-    coordinator.wait()
+    coordinator, *agents = cluster.train()
+    cluster.kill(coordinator)
     for agent in agents:
         agent.send_signal(signal.SIGTERM)
-    assert [job.wait(a) for a in agents] == [82, 82], job.text()
+    cluster.all_end(82)
 
 
 def test_a_notice_reaches_the_coordinator_that_comes_next(job: Any) -> None:
     cluster = Cluster(job, "2", 5000, "--stop-grace", "40")
-    coordinator = cluster.coordinator()
-    agents = [cluster.agent("a"), cluster.agent("b")]
-    wait_until(lambda: job.last_step() >= 3, lambda: f"no steps:\n{job.text()}")
-    coordinator.send_signal(signal.SIGKILL)
-    coordinator.wait()
+    coordinator, *agents = cluster.train()
+    cluster.kill(coordinator)
     for agent in agents:
         agent.send_signal(signal.SIGTERM)
-    assert job.wait(cluster.coordinator()) == 82, job.text()
-    assert [job.wait(a) for a in agents] == [82, 82], job.text()
+    cluster.coordinator()
+    cluster.all_end(82)
     assert len({e["step"] for e in job.events("a", "finish")}) == 1
 
 
 def test_a_restarted_coordinator_still_recovers_a_killed_rank(job: Any) -> None:
     cluster = Cluster(job, "2", 200)
-    coordinator = cluster.coordinator()
-    agents = [cluster.agent("a"), cluster.agent("b")]
-    wait_until(lambda: job.last_step() >= 3, lambda: f"no steps:\n{job.text()}")
-    coordinator.send_signal(signal.SIGKILL)
-    coordinator.wait()
-    again = cluster.coordinator()
+    coordinator, _, _ = cluster.train()
+    cluster.kill(coordinator)
+    cluster.coordinator()
     wait_until(lambda: "epoch 1" in job.text("coordinator"), "no second epoch")
-    reached = job.last_step()
-    wait_until(lambda: job.last_step() >= reached + 30, lambda: f"training stopped:\n{job.text()}")
+    cluster.go_on(30)
     os.kill(pids(job, 1)[3], signal.SIGKILL)
-    assert job.wait(again) == 0, job.text()
-    assert [job.wait(a) for a in agents] == [0, 0], job.text()
-    assert job.results() == [expected(200, 4)] * 4
+    cluster.all_end()
+    cluster.check_results()
     (plan,) = [p for p in job.events("a", "plan") if p["generation"] == 2]
     assert plan["epoch"] == 1
 
@@ -207,33 +263,28 @@ def test_a_stranger_is_refused(job: Any) -> None:
     other = job.folder / "other-token"
     other.write_text("x" * 64)
     wait_until(lambda: "listening" in job.text("coordinator"), "no coordinator")
-    stranger = cluster.agent("stranger", token=str(other))
-    assert job.wait(stranger) == 2, job.text()
+    cluster.ends(cluster.agent("stranger", token=str(other)), 2)
     assert "token" in job.text("stranger")
     coordinator.send_signal(signal.SIGINT)
-    assert job.wait(coordinator) == 130
+    cluster.all_end(130)
 
 
 @pytest.mark.campaign
 def test_a_stopped_agent_that_comes_back_is_fenced(job: Any) -> None:
     cluster = Cluster(job, "2", 150)
-    coordinator = cluster.coordinator()
-    agents = {"a": cluster.agent("a"), "b": cluster.agent("b")}
-    wait_until(lambda: job.last_step() >= 3, lambda: f"no steps:\n{job.text()}")
+    _, *agents = cluster.train()
     old = [e["pid"] for e in job.entered() if e["rank"] >= 2]
-    holder = next(n for n, p in agents.items() if any(_parent(pid) == p.pid for pid in old))
-    os.killpg(agents[holder].pid, signal.SIGSTOP)
+    (holder,) = [agent.pid for agent in agents if any(_parent(pid) == agent.pid for pid in old)]
+    os.killpg(holder, signal.SIGSTOP)
     for pid in old:
         os.kill(pid, signal.SIGSTOP)
-    standby = cluster.agent("c")
-    wait_until(lambda: any(e["generation"] >= 2 for e in job.entered()), lambda: f"no second generation:\n{job.text()}")
-    for pid in [agents[holder].pid, *old]:
+    cluster.agent("c")
+    wait_until(lambda: max(generations(job)) >= 2, lambda: f"no second generation:\n{job.text()}")
+    for pid in [holder, *old]:
         os.kill(pid, signal.SIGCONT)
-    assert job.wait(coordinator) == 0, job.text()
-    assert [job.wait(p) for p in [*agents.values(), standby]] == [0, 0, 0], job.text()
-    assert job.results() == [expected(150, 4)] * 4
-    newest = max(e["generation"] for e in job.entered())
-    assert not {e["pid"] for e in job.entered() if e["generation"] == newest} & set(old)
+    cluster.all_end()
+    cluster.check_results()
+    assert not set(pids(job, max(generations(job))).values()) & set(old)
 
 
 def _parent(pid: int) -> int:
@@ -246,18 +297,17 @@ def test_b20_an_agent_that_comes_and_goes_uses_up_no_restarts_and_gets_no_endles
     """Lost nodes have a limit of their own: the second loss of a host cordons it (`cordon_after`)."""
     cluster = Cluster(job, "2", 5000, "--node-wait", "3", "--max-restarts", "3")
     coordinator = cluster.coordinator()
-    first = cluster.agent("a")
+    cluster.agent("a")
     coming = cluster.agent("b0")
     for time_ in (1, 2, 3):
         reached = job.last_step()
         wait_until(lambda r=reached: job.last_step() > r + 2 or coordinator.poll() is not None, job.text)
         if coordinator.poll() is not None:
             break
-        coming.send_signal(signal.SIGKILL)
-        coming.wait()
+        cluster.kill(coming)
         coming = cluster.agent(f"b{time_}")
-    assert job.wait(coordinator) == 80, job.text()
-    assert job.wait(first) == 80, job.text()
+    cluster.running.remove(coming)  # cordoned, or still waiting
+    cluster.all_end(80)
     losses = [i for i in job.events("a", "incident") if i["class"] == "node_loss"]
     assert 1 <= len(losses) <= 2 and len(losses) == len(job.events("a", "incident"))
 
@@ -265,32 +315,26 @@ def test_b20_an_agent_that_comes_and_goes_uses_up_no_restarts_and_gets_no_endles
 @pytest.mark.campaign
 def test_b37_a_deleted_pod_comes_back_under_another_name(job: Any) -> None:
     cluster = Cluster(job, "2", 120)
-    coordinator = cluster.coordinator()
-    stays, goes = cluster.agent("stays"), cluster.agent("goes")
-    wait_until(lambda: job.last_step() >= 3, job.text)
-    goes.send_signal(signal.SIGKILL)
+    _, _, goes = cluster.train()
+    cluster.kill(goes)
     wait_until(lambda: "is lost" in job.text("coordinator"), job.text)
     reached = job.last_step()
-    comes = cluster.agent("comes")
-    assert job.wait(coordinator) == 0, job.text()
-    assert [job.wait(stays), job.wait(comes)] == [0, 0], job.text()
+    cluster.agent("comes")
+    cluster.all_end()
     last = {e["rank"]: e for e in job.entered() if e["generation"] == 2}
     assert sorted(last) == [0, 1, 2, 3] and {e["start"] for e in last.values()} == {reached}
-    assert job.results() == [expected(120, 4)] * 4
+    cluster.check_results()
 
 
 def test_a_node_that_gets_notice_leaves_and_the_standby_takes_its_place(job: Any) -> None:
     cluster = Cluster(job, "2", 150)
-    coordinator = cluster.coordinator()
-    agents = [cluster.agent("a"), cluster.agent("b")]
-    wait_until(lambda: job.last_step() >= 3, job.text)
-    standby = cluster.agent("c")
-    wait_until(lambda: job.last_step() >= 15, job.text)
-    agents[1].send_signal(signal.SIGTERM)
-    assert job.wait(agents[1]) == 82, job.text()
-    assert job.wait(coordinator) == 0, job.text()
-    assert [job.wait(agents[0]), job.wait(standby)] == [0, 0], job.text()
-    assert job.results() == [expected(150, 4)] * 4
+    _, _, leaves = cluster.train()
+    cluster.agent("c")
+    cluster.reach(15)
+    leaves.send_signal(signal.SIGTERM)
+    cluster.ends(leaves, 82)
+    cluster.all_end()
+    cluster.check_results()
     assert {i["class"] for i in job.events("a", "incident")} <= {"preemption"}
 
 
@@ -311,8 +355,6 @@ def test_b21_the_host_of_store_and_coordinator_lost_is_a_code_to_retry(job: Any)
 
 
 def ends(job: Any, count: int) -> None:
-    import random
-
     draw = random.Random(58)
     script = job.folder / "end.py"
     script.write_text(
@@ -325,15 +367,8 @@ def ends(job: Any, count: int) -> None:
     for number in range(count):
         endpoint, name = f"127.0.0.1:{free_port()}", f"e{number}"
         args = ["run", "--nnodes", "2", "--nproc-per-node", "1", "--rdzv-endpoint", endpoint, "--token-file"]
-        args += [
-            str(job.token),
-            "--runs",
-            "runs",
-            "--run-id",
-            name,
-            str(script),
-            *(str(5 * draw.random()) for _ in "ab"),
-        ]
+        args += [str(job.token), "--runs", "runs", "--run-id", name, str(script)]
+        args += [str(5 * draw.random()) for _ in "ab"]
         agents = [job.start(*args, name=f"{name}-a"), job.start(*args, name=f"{name}-b")]
         assert [job.wait(agent) for agent in agents] == [0, 0], job.text()
         for log in (f"{name}-a", f"{name}-b"):
