@@ -68,6 +68,14 @@ def test_a_killed_rank_by_the_ledgers_rules() -> None:
     assert final(killed()) == ("ab", 1.0)
 
 
+@pytest.mark.parametrize(("waits_since_s", "expected"), [(None, None), (5.6, None), (5.4, 0.2)])
+def test_out_of_the_collective_counts_only_who_was_in_it(waits_since_s: float | None, expected: float | None) -> None:
+    waiting_ns = round(waits_since_s * S) if waits_since_s else None
+    events = [{**e, "waiting_ns": waiting_ns} if e["kind"] == "leave" else e for e in killed()]
+    row = measures(events, {11: round(5.52 * S)}, WORLD, 0, 12 * S)
+    assert row["collective_out_s"] == (expected if expected is None else pytest.approx(expected))
+
+
 def test_a_job_that_never_came_back_has_no_times() -> None:
     events = [e for e in killed() if e.get("generation") != 901 and e["file"] != "1b"]
     row = measures(events, {11: round(5.52 * S), 10: 6 * S}, WORLD, 0, 12 * S)
@@ -106,7 +114,7 @@ def test_torchft_goes_on_without_the_dead_one() -> None:
 def test_the_table_says_median_tail_and_ratio_to_the_fastest() -> None:
     common = {"final_equal": True, "training_goodput": 0.5, "infrastructure_goodput": 0.9}
     counts = dict.fromkeys(("steps_lost", "attempts", "failed_attempts", "processes_replaced", "container_restarts"), 1)
-    times = dict.fromkeys(("detected_s", "all_out_s", "caught_up_s", "load_s"), 0.1)
+    times = dict.fromkeys(("detected_s", "collective_out_s", "all_out_s", "caught_up_s", "load_s"), 0.1)
 
     def runs(name: str, values: list[float | None]) -> list[dict[str, Any]]:
         row = {"fault": "exception", "mechanism": name, **common, **counts, **times}

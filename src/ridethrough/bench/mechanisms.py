@@ -38,6 +38,8 @@ class WorkloadSize:
     # A pod waits and times out so many times faster than in a cluster. Its processes do not start faster: above 1 they
     # may miss each other as they would not in a cluster, so that is for trying the bench, not for figures.
     clock_factor: float = 1.0
+    # The rank to be struck stands still so long before: long enough, and its peers are in their collective by then.
+    straggle_s: float = 0.0
     own_checkpoint: bool = True  # ridethrough with its Checkpointer; else torch.save like the others
 
 

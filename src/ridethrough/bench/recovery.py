@@ -32,7 +32,7 @@ FAULTS = (
     "sigsegv",
     "exit",
 )
-_FIELDS = ("detected_s", "all_out_s", "first_step_s", "caught_up_s", "load_s")
+_FIELDS = ("detected_s", "collective_out_s", "all_out_s", "first_step_s", "caught_up_s", "load_s")
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,9 @@
 The workload wrote the workers' half of a ledger. The launchers' half is made here from what the workers saw and when
 the kernel ended them, not from any launcher's own words: a fault counts as declared when the first other rank has
 left its training function or was ended (the guilty rank's own exception declares nothing, unless it is the only one
-who leaves), and all are out when the last rank of that generation has left or was ended.
+who leaves), and all are out when the last rank of that generation has left or was ended. Most of that is often the
+survivors' own computing: a rank notices only in a collective or between two steps. `collective_out_s` leaves it out: it
+is the slowest of those that stood in a collective already when the fault struck, None if none did.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ def measures(
         "wall_s": part.wall_ns / 1e9,
         "step_s": _median_step_s(workers),
         "states_s": {state: ns / 1e9 for state, ns in part.states_ns.items() if ns},
-        **dict.fromkeys((*_OF_INCIDENT, "load_s")),
+        **dict.fromkeys((*_OF_INCIDENT, "collective_out_s", "load_s")),
         **dict.fromkeys(("attempts", "failed_attempts", "processes_replaced"), 0),
         "stages_s": {},
     }
@@ -57,6 +59,7 @@ def measures(
         for name in (*_OF_INCIDENT, "stages_s"):
             out[name] = getattr(first, name)
         out["load_s"] = first.stages_s.get("restore")
+    out["collective_out_s"] = _collective_out_s(workers, fault)
     groups = {event["generation"] for event in workers if event["kind"] == "enter" and event["t_ns"] > fault_ns}
     born = [event for event in events if event["kind"] == "process" and event["t_ns"] > fault_ns]
     out["processes_replaced"] = len(born)
@@ -65,6 +68,18 @@ def measures(
     recovered = out["first_step_s"] is not None
     out["failed_attempts"] = out["attempts"] - 1 if recovered and out["attempts"] else out["attempts"]
     return out
+
+
+def _collective_out_s(workers: list[Event], fault: Event) -> float | None:
+    """By the training function's end on each survivor, so with what its error takes to come up to there."""
+    took = [
+        (int(event["t_ns"]) - int(fault["t_ns"])) / 1e9
+        for event in workers
+        if event["kind"] == "leave"
+        and (event["generation"], event["rank"] != fault["rank"]) == (fault["generation"], True)
+        and 0 < (event.get("waiting_ns") or 0) <= fault["t_ns"] <= event["t_ns"]
+    ]
+    return max(took, default=None)
 
 
 def final(events: Iterable[Event]) -> tuple[str | None, float | None]:

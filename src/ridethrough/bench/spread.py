@@ -7,7 +7,7 @@ from typing import Any
 
 from ridethrough.ledger.incidents import percentile
 
-TIMES = ("detected_s", "all_out_s", "first_step_s", "caught_up_s", "load_s")
+TIMES = ("detected_s", "collective_out_s", "all_out_s", "first_step_s", "caught_up_s", "load_s")
 
 
 def median(values: Sequence[float]) -> float:
@@ -40,7 +40,7 @@ def recovery_table(results: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]
             "final_equal": sum(run["final_equal"] is True for run in runs),
         }
         for name in TIMES:
-            values = [run[name] for run in runs if run[name] is not None]
+            values = [run[name] for run in runs if run.get(name) is not None]
             row[name] = spread(values) if values else None
         for name in ("steps_lost", "attempts", "failed_attempts", "processes_replaced", "container_restarts"):
             values = [run[name] for run in runs if run[name] is not None]

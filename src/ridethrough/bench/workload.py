@@ -40,11 +40,13 @@ class Settings:
         self.layers: int = values["layers"]
         self.timeout_s: float = values["timeout_s"]
         self.own_checkpoint: bool = values["own_checkpoint"]
+        self.straggle_s: float = values["straggle_s"]
         self.fault: dict[str, Any] | None = values["fault"]
 
 
 class Log:
-    """Appends events of the ledger; each is one write, so that a SIGKILL loses none."""
+    """Appends events of the ledger; each is one write, so that a SIGKILL loses none. `waiting_ns`: since when this rank
+    has computed its gradients and waits for its peers' in the backward pass; None elsewhere."""
 
     def __init__(self, out: Path) -> None:
         folder = out / "events"
@@ -54,6 +56,7 @@ class Log:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self.rank = int(os.environ.get("RANK", "0"))
         self.generation = 0
+        self.waiting_ns: int | None = None
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         header = {"schema": 1, "role": "worker", "host": host, "pid": os.getpid(), "boot_id": boot, "version": "bench"}
         self.emit("header", mono_ns=time.monotonic_ns(), wall_ns=time.time_ns(), **header)
@@ -115,6 +118,7 @@ class Job:
         loss: Any = functional.cross_entropy(logits.reshape(-1, VOCABULARY), batch[:, 1:].reshape(-1))
         self.strike("backward", step)
         loss.backward()
+        self.log.waiting_ns = None
         self.strike("optimizer", step)
         optimizer.step()
         return float(loss.item())
@@ -143,8 +147,10 @@ class Job:
 
         self.agree()
         log, settings = self.log, self.settings
+        log.waiting_ns = None
         log.emit("enter")
         model, optimizer = make()
+        model[0].weight.register_post_accumulate_grad_hook(self._computed)  # the last one in the backward pass
         log.emit("phase", phase="load", edge="begin", step=0)
         start = (load or self._load)(model, optimizer)
         log.emit("phase", phase="load", edge="end", step=start)
@@ -165,6 +171,9 @@ class Job:
         log.emit("finish", step=settings.steps)
         if log.rank == 0:
             log.emit("final", final_hash=digest(model, optimizer), final_loss=loss)
+
+    def _computed(self, weight: Any) -> None:
+        self.log.waiting_ns = time.monotonic_ns()
 
     def _ended(self, step: int, begun_ns: int, loss: float) -> int:
         now = time.monotonic_ns()
@@ -208,6 +217,7 @@ class Job:
             os.close(os.open(self.settings.out / "fired", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         except FileExistsError:
             return
+        time.sleep(self.settings.straggle_s)
         kind, args = fault["kind"], fault["args"]
         self.log.emit("fault_injected", id=fault["id"], fault_kind=kind, phase=phase, step=step)
         FAULTS[args["variant"] if kind == "hang" else kind](args)

@@ -40,7 +40,8 @@ def _noting(job: Job) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        job.log.emit("leave", cause=f"{type(error).__name__}: {error}"[:200])
+        cause = f"{type(error).__name__}: {error}"[:200]
+        job.log.emit("leave", cause=cause, waiting_ns=job.log.waiting_ns)
         raise
 
 

@@ -68,6 +68,15 @@ def recovery(
             "its processes start no faster.",
         ),
     ] = 1.0,
+    straggle: Annotated[
+        float,
+        typer.Option(
+            "--straggle",
+            min=0,
+            metavar="SECONDS",
+            help="The rank to be struck stands still so long before, so that its peers wait in their collective.",
+        ),
+    ] = 0.0,
     same_checkpoint: Annotated[
         bool, typer.Option("--same-checkpoint", help="ridethrough saves with torch.save like the others, too.")
     ] = False,
@@ -106,6 +115,7 @@ def recovery(
         layers=layers,
         timeout_s=timeout,
         clock_factor=clock_factor,
+        straggle_s=straggle,
         own_checkpoint=not same_checkpoint,
     )
     if "ridethrough-node" in names and ranks % 2:
