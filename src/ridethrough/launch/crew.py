@@ -190,11 +190,10 @@ class Crew:
         self._spawn_task(self._bury(worker, status))
 
     async def _bury(self, worker: WorkerProcess, status: int) -> None:
-        """Ends what the process left behind, reads its last words, and tells the machine."""
-        self._kill_processes(worker)
+        """Reads the process's last words, tells the machine, and ends what it left behind."""
         code = os.waitstatus_to_exitcode(status)
-        if code > 0:
-            await worker.log.drain(1.0)  # the exception's text is in the pipe
+        if code > 0 and worker.early is None:
+            worker.log.catch_up()  # the exception's text is in the pipe
         report = worker.early or self._death(worker, status)
         self._record(
             "worker_exit",
@@ -207,6 +206,7 @@ class Crew:
         self._before_death()
         if not (worker.released and code == 0):
             self._report(m.WorkerExited(worker=worker.id, report=report))
+        self._kill_processes(worker)  # looks at every process of the machine: the others do not wait for that
         await worker.log.drain(2.0)
         self._after_death(worker)
         self._forget(worker)
@@ -214,6 +214,7 @@ class Crew:
 
     def _dying(self, worker: WorkerProcess, status: int) -> None:
         """The others leave now; the process is buried when the kernel has taken its memory back."""
+        worker.log.catch_up()
         worker.early = self._death(worker, status)
         if worker.early is not None and not worker.early.killed_by_us and not worker.released:
             self._report(m.WorkerFaulted(report=worker.early))

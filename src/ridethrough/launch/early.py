@@ -1,7 +1,8 @@
 """Early sight of a death. A process with much memory mapped can be waited for only once the kernel has taken all of it
 back: 0.26 s with 8 GiB, seconds with a GPU's context. Its flags in /proc/PID/stat tell within a millisecond.
 
-The report goes out at once, so that the others leave; the process is buried, and its place filled, when it is gone.
+The report goes out at once, so that the others leave; the process is buried, and its place filled, when it is gone. All
+that it has ever written is in its pipes by then.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ _FLAGS, _EXIT_CODE = 6, 49  # counted behind the name in parentheses
 
 
 class EarlySight:
-    """`dying(worker, status)` is called once for a worker that a signal is ending. Only deaths by signal are told: the
-    words of a process that ends by itself are still in its pipe. One event loop, one thread."""
+    """`dying(worker, status)` is called once for a worker that is on its way out, unless with exit code 0. One event
+    loop, one thread."""
 
     def __init__(self, workers: Mapping[str, WorkerProcess], dying: Callable[[WorkerProcess, int], None]) -> None:
         self._workers = workers
@@ -49,14 +50,13 @@ class EarlySight:
                 self._dying(worker, status)
 
     def _status(self, worker: WorkerProcess) -> int:
-        """The wait status of a process that is on its way out; 0 for any other."""
+        """The wait status of a process that is on its way out; 0 for any other, and for one that ends well."""
         with contextlib.suppress(OSError, IndexError, ValueError):
             if worker.id not in self._files:
                 self._files[worker.id] = os.open(f"/proc/{worker.pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
             fields = os.pread(self._files[worker.id], 4096, 0).rsplit(b")", 1)[1].split()
             if int(fields[_FLAGS]) & _PF_EXITING:
-                status = int(fields[_EXIT_CODE])
-                return status if status & 0x7F else 0
+                return int(fields[_EXIT_CODE])
         return 0
 
     def _forget(self, name: str) -> None:

@@ -58,11 +58,18 @@ class Evidence:
             traces.append((worker.writer, str(target / f"flight_{worker.rank}")))
         if not where:
             return
-        target.mkdir(mode=0o700, parents=True, exist_ok=True)
+        loop = asyncio.get_running_loop()
+        if stacks:
+            self._note(target, where)  # the workers write beside it
+        else:
+            loop.call_soon(self._note, target, where)  # the ranks are told to leave first
         for writer, path in traces:
             writer.write(encode({"t": "keep_trace", "generation": generation, "path": path}))
+        loop.call_later(_WRITE_S, self._keep, target, asked)
+
+    def _note(self, target: Path, where: dict[str, Any]) -> None:
+        target.mkdir(mode=0o700, parents=True, exist_ok=True)
         _write(target / f"where-{self._node}.json", json.dumps(where, indent=1).encode())
-        asyncio.get_running_loop().call_later(_WRITE_S, self._keep, target, asked)
 
     def keep_now(self, worker: WorkerProcess, epoch: int) -> None:
         """The process is gone: its last words, if it had any, before its files are removed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import signal
@@ -93,17 +94,17 @@ class Forker:
         ours.setblocking(False)
         serial = next(self._serials)
         answer = self._waiting[serial] = asyncio.get_running_loop().create_future()
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(ours.close)
+            undo.callback(self._waiting.pop, serial, None)
             with theirs:
                 socket.send_fds(self._channel, [encode({"fork": serial})], [theirs.fileno()])
-            pid = await asyncio.wait_for(answer, _FORK_LIMIT_S)
-        except BaseException as error:
-            ours.close()
-            self._waiting.pop(serial, None)
-            if isinstance(error, asyncio.TimeoutError):
+            try:
+                pid = await asyncio.wait_for(answer, _FORK_LIMIT_S)
+            except asyncio.TimeoutError as error:
                 self._replace(why := f"the zygote did not fork within {_FORK_LIMIT_S:.0f} s")
                 raise OSError(why) from error
-            raise
+            undo.pop_all()
         self._num_deaths = 0
         return Spare(pid, ours)
 

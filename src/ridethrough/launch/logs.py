@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import string
-import sys
 from collections import deque
+from dataclasses import dataclass
 from pathlib import Path
 
 from ridethrough.launch.config import LaunchConfig
@@ -14,6 +15,15 @@ from ridethrough.launch.console import Console
 
 _TAIL_LINES = 60
 _CHUNK = 1 << 16
+_MOST_CHUNKS = 64  # of a dead process's last words: a pipe holds one or a few, but its children may go on writing
+
+
+@dataclass
+class _Pipe:
+    """`rest`: the beginning of a line whose end has not come yet."""
+
+    is_error: bool
+    rest: bytes = b""
 
 
 class WorkerLog:
@@ -32,7 +42,8 @@ class WorkerLog:
         self._fd: int | None = None
         self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
         self.path: Path | None = None
-        self._pumps: list[asyncio.Task[None]] = []
+        self._pipes: dict[int, _Pipe] = {}
+        self._ended = asyncio.Event()
 
     def begin(self, restarts: int) -> None:
         """Lines go to the file of this start."""
@@ -55,33 +66,50 @@ class WorkerLog:
 
     def attach(self, out: int, err: int) -> None:
         """Starts to read both pipes; takes them over."""
-        for fd, stream in ((out, sys.stdout), (err, sys.stderr)):
-            self._pumps.append(asyncio.create_task(self._pump(fd, stream is sys.stderr)))
+        for fd, is_error in ((out, False), (err, True)):
+            os.set_blocking(fd, False)
+            self._pipes[fd] = _Pipe(is_error)
+            asyncio.get_running_loop().add_reader(fd, self._read, fd)
+
+    def catch_up(self) -> None:
+        """Reads what is in the pipes by now."""
+        for fd in list(self._pipes):
+            for _ in range(_MOST_CHUNKS):
+                if not self._read(fd):
+                    break
 
     async def drain(self, limit_s: float) -> None:
         """Waits until both pipes are at their end: what a dead process wrote last is kept."""
-        if self._pumps:
-            await asyncio.wait(self._pumps, timeout=limit_s)
-        for pump in self._pumps:
-            pump.cancel()
+        if self._pipes:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._ended.wait(), limit_s)
+        for fd in list(self._pipes):
+            self._close_pipe(fd)
         self._close_file()
 
-    async def _pump(self, fd: int, is_error: bool) -> None:
-        loop = asyncio.get_running_loop()
-        reader = asyncio.StreamReader(limit=1 << 20)
-        transport, _ = await loop.connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(fd, "rb", buffering=0)
-        )
-        rest = b""
+    def _read(self, fd: int) -> bool:
+        """False if there is nothing to be read at present, or no more at all."""
+        pipe = self._pipes[fd]
         try:
-            while data := await reader.read(_CHUNK):
-                *lines, rest = (rest + data).split(b"\n")
-                for line in lines:
-                    self._line(line, is_error)
-            if rest:
-                self._line(rest, is_error)
-        finally:
-            transport.close()
+            data = os.read(fd, _CHUNK)
+        except BlockingIOError:
+            return False
+        if not data:
+            self._close_pipe(fd)
+            return False
+        *lines, pipe.rest = (pipe.rest + data).split(b"\n")
+        for line in lines:
+            self._line(line, pipe.is_error)
+        return True
+
+    def _close_pipe(self, fd: int) -> None:
+        asyncio.get_running_loop().remove_reader(fd)
+        os.close(fd)
+        pipe = self._pipes.pop(fd)
+        if pipe.rest:
+            self._line(pipe.rest, pipe.is_error)
+        if not self._pipes:
+            self._ended.set()
 
     def _line(self, line: bytes, is_error: bool) -> None:
         if self._fd is not None:

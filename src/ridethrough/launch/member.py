@@ -153,7 +153,7 @@ async def wind_up(
 ) -> None:
     """Ends an agent: after a clean end once the ranks have finished, else after what is left of the grace."""
     starter.cancel()
-    with contextlib.suppress(asyncio.CancelledError, Exception):
+    with contextlib.suppress(asyncio.CancelledError, Exception):  # how it failed is in `done` (`start_failed`)
         await starter
     agent.release(done.code)
     if clean:

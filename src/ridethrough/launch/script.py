@@ -22,7 +22,7 @@ def run_as_main(command: list[str]) -> NoReturn:
         _execute(command)
     except SystemExit as stop:
         code = _exit_code(stop)
-    except BaseException as error:
+    except BaseException as error:  # all that the interpreter would print
         error.__traceback__ = _without_our_frames(error.__traceback__)
         sys.excepthook(type(error), error, error.__traceback__)
         code = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
@@ -35,7 +35,7 @@ def end_process(code: int) -> NoReturn:
     try:
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
-    except BaseException:
+    except BaseException:  # an exit handler's error is printed and changes nothing, as in the interpreter
         traceback.print_exc()
     for stream in (sys.stdout, sys.stderr):
         try:

@@ -13,6 +13,7 @@ import contextlib
 import gc
 import importlib
 import os
+import select
 import shutil
 import signal
 import socket
@@ -25,6 +26,8 @@ from typing import Any, NoReturn
 from ridethrough.generation.wire import Decoder, encode
 from ridethrough.launch import spare
 from ridethrough.launch.linux import die_with_parent, kill_tree
+
+_ADOPTION_LIMIT_S = 5.0
 
 
 def main() -> None:
@@ -47,7 +50,7 @@ def _prepare(modules: list[str]) -> dict[str, Any]:
     for name in (*spare.PRELOAD, *modules):
         try:
             importlib.import_module(name)
-        except Exception as error:
+        except Exception as error:  # whatever a module raises when it is imported
             failed[name] = f"{type(error).__name__}: {error}"
         if not culprits and (_num_lasting_threads() > 1 or _devices()):
             culprits.append(name)
@@ -108,16 +111,23 @@ def _become_spare(fd: int, agent: int) -> NoReturn:
     try:
         os.closerange(3, fd)
         os.closerange(fd + 1, 65536)
-        while os.getppid() != agent:  # the middle process is about to end; its end makes the agent our parent
-            if os.getppid() == 1:
-                os._exit(70)
-            time.sleep(0.0005)
+        _wait_for_adoption(agent)
         die_with_parent(agent)
         os.setsid()
         spare.wait(socket.socket(fileno=fd))
-    except BaseException:
+    except BaseException:  # nothing may come back from here into the zygote's loop
         traceback.print_exc()
     os._exit(70)
+
+
+def _wait_for_adoption(agent: int) -> None:
+    """The middle process is about to end; its end makes the agent our parent."""
+    middle = os.getppid()
+    if middle != agent:
+        with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+            pidfd = os.pidfd_open(middle)
+            select.select([pidfd], [], [], _ADOPTION_LIMIT_S)
+            os.close(pidfd)
 
 
 def _num_threads() -> int:
