@@ -6,11 +6,16 @@ import json
 import os
 import signal
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from launch_job import Job, wait_until
+
+from ridethrough.cli.proof import why_void
+from ridethrough.faults.schedule import Schedule
+from ridethrough.ledger.summary import read_run
 
 _STEPS = 16
 _SMALL = ["--num-layers=1", "--seq-len=32", f"--steps={_STEPS}", "--warmup=2", "--dropout=0.1", "--checkpoint-every=4"]
@@ -86,6 +91,11 @@ def test_the_demo_proves_itself(job: Job) -> None:
     assert shown(job, "demo")["training_goodput"] == result["training_goodput"]
     assert (job.folder / "runs" / "demo" / "report.html").stat().st_size > 1000
     assert "bit for bit: yes" in job.text("demo")
+    run = job.folder / "runs" / "demo"
+    ledger, schedule = read_run(run), Schedule.load(run / "faults.json")
+    assert why_void(ledger, schedule, result["control_hash"]) == []
+    (why,) = why_void(replace(ledger, incidents=ledger.incidents[1:]), schedule, result["control_hash"])
+    assert ledger.incidents[0].injected[0] in why, "a fault that nobody saw voids the proof"
 
 
 def test_a_campaign_proves_each_round_and_keeps_none_that_passed(job: Job) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from ridethrough.ledger.partition import read_events
 
 SCRIPTS = Path(__file__).parent / "scripts"
-LIMIT_S = 90.0
+LIMIT_S = 240.0
 
 
 def free_port() -> int:

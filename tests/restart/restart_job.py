@@ -79,7 +79,7 @@ class Jobs:
         policy: dict[str, Any] | None = None,
         flags: list[str] | None = None,
         env: dict[str, str] | None = None,
-        timeout_s: float = 150.0,
+        timeout_s: float = 240.0,
     ) -> Result:
         self._count += 1
         home = self._folder / f"job{self._count}"

@@ -11,6 +11,7 @@ from typing import Any, TextIO
 from ridethrough.cli.launching import check_machine
 from ridethrough.cli.live import follow
 from ridethrough.cli.usage import usage_errors
+from ridethrough.faults.kinds import KINDS
 from ridethrough.faults.schedule import Schedule
 from ridethrough.ledger.rundir import private_folder
 from ridethrough.ledger.summary import RunLedger, ledger_summary, read_run
@@ -86,16 +87,18 @@ def check_reference(settings: Mapping[str, Any], num_ranks: int) -> None:
 
 def why_void(ledger: RunLedger, schedule: Schedule | None, control_hash: str | None) -> list[str]:
     """What keeps a run from being a proof: a result that is not the undisturbed one, a planned fault that never fired,
-    faults that nobody saw. Empty if it is one."""
+    one that fired and is of no incident. Empty if it is one."""
     result = ledger_summary(ledger, control_hash=control_hash)
-    planned = [fault.id for fault in schedule.faults] if schedule is not None else []
+    planned = schedule.faults if schedule is not None else ()
     fired = {event["id"] for event in ledger.events if event["kind"] == "fault_injected"}
-    missing = [fault for fault in planned if fault not in fired]
+    seen = {fault for incident in ledger.incidents for fault in incident.injected}
+    missing = [fault.id for fault in planned if fault.id not in fired]
+    unseen = [fault.id for fault in planned if fault.id in fired - seen and KINDS[fault.kind].ledger_class]
     why = []
     if result["bitwise_equal"] is not True:
         why.append(f"the result is {result['final_hash']}, undisturbed it is {control_hash}")
     if missing:
         why.append(f"these planned faults never fired: {', '.join(missing)}")
-    elif planned and not result["incidents"]:
-        why.append("faults fired, and no incident was recorded")
+    if unseen:
+        why.append(f"these faults fired and no incident is theirs: {', '.join(unseen)}")
     return why
