@@ -217,6 +217,12 @@ def _simulation(name: str, content: Content, made: Page) -> Iterator[str]:
         "same moments (Llama 3's rate and shares). The interval between saves is the best of those simulated, a "
         "quarter to four times Young's; Young's and Daly's stand beside it. `ridethrough simulate`.\n"
     )
+    yield (
+        "A case of your own need not assume: the times of your own runs replace the case's, as far as they were "
+        "measured, and a run simulated with its own times has its own course (the section above, and a test).\n"
+    )
+    yield "    ridethrough calibrate run-1 run-2 --json own.json"
+    yield "    ridethrough simulate --case case.json --calibration own.json\n"
     fleets = [row for row in content["results"] if row["group"] == "fleet"]
     header = ("GPUs", "days", "mechanism", "save every", "Young", "Daly", "training goodput", "infrastructure")
     cells = [
@@ -269,7 +275,8 @@ def _simulation_check(name: str, content: Content, made: Page) -> Iterator[str]:
     yield (
         f"[{name}](benchmarks/{name}): each measured run foretold from the others of its kind; {agree} of "
         f"{len(rows)} states of a rank slot agree within 10 % or 0.5 s. In {unsteady} states the measured runs differ "
-        f"by more than that among themselves: that is the machine, which nothing foretells. Of the others {wrong} "
+        "by more than that among themselves: that is the machine, which nothing foretells, neither other runs nor "
+        f"`ridethrough calibrate`, whose medians are the same figures. Of the others {wrong} "
         "disagree; with each run's own times as inputs, so that only the course of the job counts, "
         f"{course} agree. The states that do not:\n"
     )

@@ -92,6 +92,18 @@ def with_interval(mechanism: Mechanism, interval: int) -> Mechanism:
     return replace(mechanism, saving=replace(mechanism.saving, interval=interval))
 
 
+def with_times(content: dict[str, Any], measured: dict[str, Any]) -> dict[str, Any]:
+    """The case with measured times in place of its own; what was not measured stays, also of the times by class and
+    by rung."""
+    mechanism = content.get("mechanism")
+    if not isinstance(mechanism, dict) or not isinstance(mechanism.get("times"), dict):
+        return content
+    times = dict(mechanism["times"])
+    for name, value in measured.items():
+        times[name] = {**times.get(name, {}), **value} if isinstance(value, dict) else value
+    return {**content, "mechanism": {**mechanism, "times": times}}
+
+
 def from_json(content: dict[str, Any]) -> tuple[Fleet, Mechanism]:
     """A case from a file: `{"fleet": {...}, "mechanism": {"name", "times": {...}, "saving": {...}}}`. Raises
     ValueError with one line."""

@@ -28,21 +28,25 @@ def calibrate(
 
     Give healthy runs with everything in them that is rightly slow: compilation, validation, a cold file system. A
     step's own deadline is learned while the job runs; its row shows what it would be. What --json writes is what
-    `ridethrough run --policy` reads.
+    `ridethrough run --policy` reads; it also
+    has the runs' median times, which `ridethrough simulate --calibration` takes.
 
     Example:
 
         ridethrough calibrate healthy-1 healthy-2 --json limits.json
         ridethrough run --policy limits.json train.py
     """
+    from ridethrough.report.measured_times import measured_times
     from ridethrough.report.timeouts import proposed_policy, time_limits, unseen
 
     names = run or ["latest"]
-    limits = time_limits([read(find(runs, name)) for name in names])
+    ledgers = [read(find(runs, name)) for name in names]
+    limits = time_limits(ledgers)
     if not limits:
         fail(f"{', '.join(names)}: no phase has ended there and no step was finished; give runs that trained")
     if json is not None:
-        write_json({"policy": proposed_policy(limits), "limits": [limit.as_json() for limit in limits]}, json)
+        rows = [limit.as_json() for limit in limits]
+        write_json({"policy": proposed_policy(limits), "limits": rows, "times": measured_times(ledgers)}, json)
         return
     Console(highlight=False).print(limits_table(limits))
     missing = unseen(limits)

@@ -21,6 +21,12 @@ def simulate(
         Path | None,
         typer.Option("--case", metavar="FILE", help="Your own fleet and mechanism as JSON; --example prints one."),
     ] = None,
+    calibration: Annotated[
+        Path | None,
+        typer.Option(
+            "--calibration", metavar="FILE", help="With --case: times of your own runs, by `calibrate --json`."
+        ),
+    ] = None,
     example: Annotated[bool, typer.Option("--example", help="Print a case to edit.")] = False,
     check: Annotated[
         Path | None,
@@ -41,6 +47,7 @@ def simulate(
 
         ridethrough simulate --json simulation.json
         ridethrough simulate --example > case.json; ridethrough simulate --case case.json
+        ridethrough calibrate run-1 run-2 --json own.json; ridethrough simulate --case case.json --calibration own.json
         ridethrough simulate --check recovery.json
     """
     if example:
@@ -49,8 +56,10 @@ def simulate(
     if check is not None:
         _check(check, json)
         return
+    if calibration is not None and case is None:
+        fail("--calibration: give the case that it is for with --case FILE; --example prints one")
     if case is not None:
-        _case(case, seed, json)
+        _case(case, calibration, seed, json)
         return
     from ridethrough.bench.simulation_cases import all_cases
     from ridethrough.cli.live_line import live_line
@@ -99,12 +108,18 @@ def _read(path: Path) -> dict[str, Any]:
     return found
 
 
-def _case(path: Path, seed: int, json: str | None) -> None:
+def _case(path: Path, calibration: Path | None, seed: int, json: str | None) -> None:
     from ridethrough.bench.simulation import simulate as run
-    from ridethrough.bench.simulation_model import from_json
+    from ridethrough.bench.simulation_model import from_json, with_times
 
+    content = _read(path)
+    if calibration is not None:
+        times = _read(calibration).get("times")
+        if not times:
+            fail(f"{calibration}: there are no times in it; `ridethrough calibrate RUN... --json FILE` writes them")
+        content = with_times(content, times)
     try:
-        fleet, mechanism = from_json(_read(path))
+        fleet, mechanism = from_json(content)
     except ValueError as error:
         fail(f"{path}: {error}")
     outcome = run(fleet, mechanism, seed).as_json()

@@ -62,6 +62,11 @@ class Incident:
         return {"id": data.pop("id"), "class": data.pop("class_"), **data}
 
 
+def place(phase: str | None, step: int | None) -> str:
+    """For people: `forward of step 8`, or what of it is known."""
+    return " of ".join([*([phase] if phase else []), *([f"step {step}"] if step is not None else [])]) or "-"
+
+
 def incidents(events: Iterable[Event] | SplitEvents, end_ns: int | None = None) -> list[Incident]:
     """All incidents in the order of their faults. Raises LedgerError as `history` does."""
     return history_incidents(history(events, end_ns))

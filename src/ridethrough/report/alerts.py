@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ridethrough.ledger.incidents import Incident
+from ridethrough.ledger.incidents import Incident, place
 from ridethrough.report.status import Status
 from ridethrough.report.terminal import last_line
 
@@ -50,7 +50,7 @@ class Watch:
         alerts: list[Alert] = []
         for i in found:
             key = (i.job, i.generation)
-            where = f"{i.class_} of rank {i.rank} in {i.phase} of step {i.step}"
+            where = f"{i.class_} of rank {i.rank} in {place(i.phase, i.step)}"
             where += f" (injected: {' '.join(i.injected)})" if i.injected else ""
             fields: dict[str, Any] = {"id": i.id, "class": i.class_, "rank": i.rank, "host": i.host, "rung": i.rung}
             fields |= {"step": i.step, "injected": i.injected}

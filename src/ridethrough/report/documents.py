@@ -8,7 +8,7 @@ from typing import Any
 
 from xxhash import xxh3_64_hexdigest
 
-from ridethrough.ledger.incidents import Incident
+from ridethrough.ledger.incidents import Incident, place
 from ridethrough.ledger.reading import LedgerError
 from ridethrough.ledger.rundir import RunDir, RunDirError, flat_config
 from ridethrough.ledger.summary import RunLedger, ledger_summary, read_run
@@ -131,7 +131,7 @@ def _describe(record: RunRecord, run: dict[str, Any]) -> None:
 
 def _incident_text(i: Incident) -> str:
     effects = "\n".join({str(s.get("cause")) for s in i.secondary})
-    where = f"{i.class_} of rank {i.rank} on {i.host} in {i.phase} of step {i.step}, rung {i.rung}, {i.detected_by}"
+    where = f"{i.class_} of rank {i.rank} on {i.host} in {place(i.phase, i.step)}, rung {i.rung}, {i.detected_by}"
     where += f", injected {' '.join(i.injected)}" if i.injected else ""
     return f"{i.id}: {where}\n{i.root_cause or ''}\n{effects}"
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ridethrough.ledger.incidents import Incident
+from ridethrough.ledger.incidents import Incident, place
 from ridethrough.ledger.partition import Partition, rollback_bases
 from ridethrough.ledger.schema import STAGES, STATES
 from ridethrough.ledger.steps import Floats, Ints
@@ -70,7 +70,7 @@ def marks(part: Partition, found: Sequence[Incident]) -> list[dict[str, Any]]:
             "t": _s(i.fault_ns - part.start_ns),
             "n": number,
             "rank": i.rank,
-            "text": f"{number}: {i.class_} of rank {i.rank}, {i.phase} of step {i.step}"
+            "text": f"{number}: {i.class_} of rank {i.rank}, {place(i.phase, i.step)}"
             + (f" (injected: {' '.join(i.injected)})" if i.injected else ""),
         }
         for number, i in enumerate(found[:_MOST_INCIDENTS], 1)

@@ -5,6 +5,7 @@ for kind, sentence in headline(status): print(sentence)      # kind: good, warn,
 
 from __future__ import annotations
 
+from ridethrough.ledger.incidents import place
 from ridethrough.report.durations import duration
 from ridethrough.report.status import Status
 from ridethrough.report.terminal import last_line
@@ -35,7 +36,7 @@ def _state(now: Status) -> tuple[str, str]:
         return "bad", f"Died after {step}, without a result."
     if now.open_incident is not None:
         i = now.open_incident
-        where = f"{i['class']} of rank {i['rank']} in {i['phase']} of step {i['step']}"
+        where = f"{i['class']} of rank {i['rank']} in {place(i['phase'], i['step'])}"
         where += f" (injected: {' '.join(i['injected'])})" if i["injected"] else ""
         return "warn", f"Recovering from {where}: {last_line(i['root_cause'])}"
     left = f", {duration(now.eta_s)} left" if now.eta_s is not None else ""

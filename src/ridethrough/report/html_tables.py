@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from ridethrough.ledger.incidents import Incident
+from ridethrough.ledger.incidents import Incident, place
 from ridethrough.ledger.partition import Partition
 from ridethrough.ledger.schema import STATES
 from ridethrough.report.advice import Report
@@ -72,7 +72,7 @@ def incidents_table(found: list[Incident]) -> str:
         numbered = sorted(slowest, key=lambda n: n[0])
     rows = []
     for number, i in numbered:
-        where = " of step ".join(str(part) for part in (i.phase, i.step) if part is not None) or "-"
+        where = place(i.phase, i.step)
         cells = [number, i.id, i.class_, " ".join(i.injected) or "-", i.rank, where, i.rung or "open", i.detected_by]
         cells += [_s(i.detected_s), _s(i.all_out_s), _s(i.first_step_s), _s(i.caught_up_s)]
         cells += [i.resumed_at, i.steps_lost, i.attempts]

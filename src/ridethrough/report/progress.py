@@ -11,6 +11,7 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
 
+from ridethrough.ledger.incidents import place
 from ridethrough.ledger.reading import Event
 
 _WINDOW = 50  # steps that the token rate is taken from
@@ -115,7 +116,7 @@ class Progress:
         else:
             self._open = (generation, *self._open[1:])
         self._recent.clear()
-        where = f"rank {event['rank']}, {event.get('phase') or 'phase unknown'} of step {event.get('step')}"
+        where = f"rank {event['rank']}, {place(event.get('phase'), event.get('step'))}"
         injected = f" (injected: {own['id']})" if own is not None else ""
         yield (
             f"fault: {event['class']} on {where}{injected}, seen by {event['detected_by']} "

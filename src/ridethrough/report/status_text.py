@@ -46,7 +46,10 @@ def _checkpoint_facts(now: Status) -> list[tuple[str, str]]:
     facts = []
     for name, tier in now.saves.tiers.items():
         facts.append(
-            (f"in {name}", f"step {tier.step}, {duration(tier.age_s)} old, {tier.rollback_steps} steps behind")
+            (
+                f"on {name}" if name == "disk" else f"in {name}",
+                f"step {tier.step}, {duration(tier.age_s)} old, {tier.rollback_steps} steps behind",
+            )
         )
     if not now.saves.tiers:
         facts.append(("checkpoints", "none yet"))

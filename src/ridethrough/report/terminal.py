@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ridethrough.ledger.history import History
-from ridethrough.ledger.incidents import Incident
+from ridethrough.ledger.incidents import Incident, place
 from ridethrough.ledger.partition import Partition
 from ridethrough.ledger.schema import UP
 from ridethrough.ledger.summary import RunLedger, final_results
@@ -33,7 +33,7 @@ def incidents_table(found: list[Incident]) -> Group:
         table.add_column(name, justify="right" if name in numbers else "left", no_wrap=name != "where")
     causes = []
     for i in found:
-        where = f"{i.phase or '?'} of step {i.step}" if i.step is not None else (i.phase or "-")
+        where = place(i.phase, i.step)
         row = [i.id, i.class_, " ".join(i.injected) or "-", _number(i.rank), where, i.rung or "open", _s(i.detected_s)]
         table.add_row(*(escape(cell) for cell in [*row, _s(i.first_step_s), _s(i.caught_up_s), _number(i.steps_lost)]))
         causes.append(Text(f"{i.id}: {last_line(i.root_cause)}", style="dim"))

@@ -78,7 +78,7 @@ const showRun = async (mine, run) => {
       ["tokens/s", s.tokens_per_s ? Math.round(s.tokens_per_s).toLocaleString() : "-"], ["wall", duration(s.wall_s)]];
     if (s.eta_s !== null) list.push(["left", duration(s.eta_s)]);
     if (s.max_restarts !== null) list.push(["restarts used", s.restarts + " of " + s.max_restarts]);
-    for (const [tier, t] of Object.entries(s.saves.tiers)) list.push(["newest in " + tier + ", " + duration(t.age_s) + " old, " + t.rollback_steps + " steps behind", "step " + t.step]);
+    for (const [tier, t] of Object.entries(s.saves.tiers)) list.push(["newest " + (tier === "disk" ? "on " : "in ") + tier + ", " + duration(t.age_s) + " old, " + t.rollback_steps + " steps behind", "step " + t.step]);
     if (s.saves.backlog) list.push(["saves waiting for storage", s.saves.backlog]);
     cards.replaceChildren(...list.map(([name, value]) => make("div", {}, make("b", {}, value), name)));
     facts.replaceChildren(...s.headline.map(([kind, text]) => make("p", { class: kind }, text)));
@@ -111,7 +111,7 @@ const showRun = async (mine, run) => {
     };
     incidents.replaceChildren(make("div", { class: "pager" }, older, newer, (at * PAGE + 1) + " to " + (at * PAGE + rows.length) + " of " + total),
       table([["", "n"], ["class"], ["injected"], ["rank", "n"], ["where"], ["rung"], ["detected", "n"], ["first step", "n"], ["lost", "n"], ["root cause"]],
-        rows.map((i) => [i.number, i.class, i.injected.join(" ") || "-", i.rank, (i.phase || "-") + " of step " + i.step, i.rung || "open", duration(i.detected_s), i.first_step_s === null ? make("span", { class: "bad" }, "not recovered") : duration(i.first_step_s), i.steps_lost, cause(i.root_cause)])));
+        rows.map((i) => [i.number, i.class, i.injected.join(" ") || "-", i.rank, [i.phase, i.step === null ? null : "step " + i.step].filter(Boolean).join(" of ") || "-", i.rung || "open", duration(i.detected_s), i.first_step_s === null ? make("span", { class: "bad" }, "not recovered") : duration(i.first_step_s), i.steps_lost, cause(i.root_cause)])));
   };
   const names = Object.keys(COLOURS);
   canvas.addEventListener("pointermove", (event) => {
