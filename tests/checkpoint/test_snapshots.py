@@ -71,6 +71,21 @@ def test_without_the_fence_the_copy_is_torn_which_is_found_and_never_saved(job: 
     assert again.bytes() == state
 
 
+def test_a_small_write_that_no_hook_tells_of_is_found_at_the_boundary(job: Any) -> None:
+    """By hand, to one element between those that are sampled."""
+    one = job(width=64)
+    one.checkpointer.load()
+    ticket = one.checkpointer.save(0, durable=False)
+    one.checkpointer._snapshotter.pending.task.copied.wait(5)
+    with torch.no_grad():
+        one.model[0].weight.data[3, 5] += 1.0
+    pending = one.checkpointer._snapshotter.pending
+    assert compare.untouched(pending.arena, pending.marks), "not between the samples"
+    with pytest.warns(UserWarning, match="discarded"):
+        one.checkpointer.step(1)
+    assert ticket.state == "superseded"
+
+
 def test_a_write_between_the_boundary_and_the_fence_is_found_in_the_first_snapshots(job: Any) -> None:
     one = job()
     one.checkpointer.load()
