@@ -195,6 +195,61 @@ def test_all_damaged_is_an_error_that_lists_them_and_deletes_nothing(saved: Path
         job(root=Path("/proc/nowhere"))
 
 
+def test_a_fresh_start_behind_damage_finds_the_state_as_it_was(saved: Path, job: Any) -> None:
+    """One byte of each file in turn: nothing of the rejected checkpoint is in the weights, the optimizer, the values
+    or the random streams."""
+    newest = next(saved.glob("step-6.*"))
+    for older in [*saved.glob("step-4.*"), *saved.glob("step-2.*"), *newest.glob(layout.REJECTED)]:
+        shutil.rmtree(older)
+    for number, name in enumerate(sorted(p.name for p in newest.iterdir())):
+        root = saved.parent / f"fresh-{number}"
+        shutil.copytree(saved, root)
+        damage(root / newest.name / name, "flip", random.Random(number))
+        one = job(root=root, allow_fresh=True)
+        one.state["note"] = "mine"
+        before = one.bytes(), torch.get_rng_state(), random.getstate()
+        with pytest.warns(UserWarning, match="not used"):
+            report = one.checkpointer.load()
+        assert (report.step, report.tier) == (0, "fresh"), name
+        assert one.bytes() == before[0] and not one.optimizer.state, name
+        assert torch.equal(torch.get_rng_state(), before[1]) and random.getstate() == before[2], name
+        assert one.state["note"] == "mine", name
+
+
+def test_what_an_older_checkpoint_lacks_is_not_taken_from_a_damaged_one(job: Any) -> None:
+    for step in (1, 2):
+        one = job()
+        if step == 2:
+            one.model.register_buffer("extra", torch.ones(5))
+        assert one.checkpointer.save(step).committed(30)
+        one.checkpointer.close(30)
+    damage(next(one.checkpointer.root.glob("step-2.*/__0_1.distcp")), "flip", random.Random(0))
+    two = job(allow_missing=["model.extra"])
+    two.model.register_buffer("extra", torch.zeros(5))
+    with pytest.warns(UserWarning, match="not used"):
+        report = two.checkpointer.load()
+    assert (report.step, report.missing) == (1, ["model.extra"])
+    assert torch.equal(two.model.extra, torch.zeros(5))
+
+
+def test_a_file_that_changes_under_the_load_is_an_error_and_no_fresh_start(saved: Path, job: Any) -> None:
+    """It was whole when it was verified; the second time that it is read it is not, and the state is half written."""
+    data = next(saved.glob("step-6.*/__0_0.distcp"))
+    times_read = itertools.count(1)
+
+    def change(operation: str, path: str) -> None:
+        if operation == "read" and path == str(data) and next(times_read) == 2:
+            damage(data, "flip", random.Random(0))
+
+    one = job(root=saved, allow_fresh=True)
+    fileops.set_hook(change)
+    try:
+        with pytest.raises(CheckpointError, match="written in part"):
+            one.checkpointer.load()
+    finally:
+        fileops.set_hook(None)
+
+
 def kill_everything(ranks: Any, root: Path, **when: str) -> str:
     """A real keeper is killed in the save of step 6, at file operation KILL_AT or KILL_AFTER seconds after the first,
     and the rank soon after it. Returns the step and the marks of what the next job loads."""

@@ -65,3 +65,16 @@ def test_ranks_of_a_script_leave_a_generation_and_go_on_from_memory(ranks: Any, 
         memory, storage = ("memory", want["full_hash"]), ("storage", first)
         tail = [[step, *storage] for step in (11, 11, 12, 12)]
         assert got["again"] == [[10, *memory], [10, *memory], *tail]
+
+
+@pytest.mark.ranks
+def test_ranks_that_have_their_share_do_not_take_it_while_another_has_not(ranks: Any, tmp_path: Path) -> None:
+    """Memory has lost part of rank 1's share and storage has nothing: a fresh start for both, to the bit."""
+    straight = ranks(2, root=str(tmp_path / "a"), total=6, kind="ddp")
+    faulty = ranks(2, root=str(tmp_path / "b"), total=6, kind="ddp", memory=1, fault=4, generations=2, spoil=1)
+    assert [code for code, _ in faulty] == [0, 0], faulty
+    for (_, want), (_, got) in zip(straight, faulty, strict=True):
+        assert (got["loaded"], got["tier"]) == (0, "fresh")
+        assert got["loaded_hash"] == want["loaded_hash"]
+        assert (got["hash"], got["draw"]) == (want["hash"], want["draw"])
+        assert any(path.startswith("memory: step") and "rank 1" in reason for path, reason in got["rejected"])

@@ -13,74 +13,116 @@ from typing import Any
 
 import torch
 
-from ridethrough.checkpoint.errors import StateMismatch
+from ridethrough.checkpoint.errors import CheckpointError, StateMismatch
 from ridethrough.checkpoint.plan import chunk_of
 from ridethrough.checkpoint.restore import Index, Wanted, load_value
 from ridethrough.checkpoint.state import RNG, State, local_of, set_rng_state
 
 
-def load_into(
-    state: State, index: Index, rank: int, world_size: int, missing_ok: Iterable[str], extra_ok: Iterable[str]
-) -> tuple[list[str], list[str], list[str]]:
-    """Fill `state` from the checkpoint; returns (missing keys, extra keys, notes).
+class Filling:
+    """What filling `state` from the checkpoint takes. Making it changes nothing that the state holds (an optimizer's
+    state that is not there yet is made), so that all ranks can agree to go on before any of them writes.
 
-    Raises StateMismatch for keys that are missing or extra and match none of the allowed patterns (fnmatch),
-    or for other shapes; DamagedCheckpoint for bytes that differ.
+    Raises StateMismatch for keys that are missing or extra and match none of the allowed patterns (fnmatch), or for
+    other shapes; DamagedCheckpoint where parts of a tensor are not there.
     """
-    _make_optimizer_state(state, index)
-    live = state.tensors()
-    reader = index.reader(rank, world_size)
-    wanted_keys: set[str] = set()
-    missing: list[str] = []
-    for named in live:
-        wanted_keys.add(named.fqn)
-        if named.fqn not in index.tensors:
-            missing.append(named.fqn)
-            continue
-        chunk = chunk_of(named.tensor, rank, world_size)
-        reader.want(Wanted(named.fqn, local_of(named.tensor), chunk.shape, chunk.offsets, chunk.sizes))
-    shared = {".".join(map(str, path)): path for path, _value in state.shared_values()}
-    for name in state.optimizers:
-        for key in index.values:
-            if key.startswith(f"{name}.state."):
-                shared.setdefault(key, (name, "state", *key.removeprefix(f"{name}.state.").rsplit(".", 1)))
-    raw_shared: dict[str, bytearray] = {}
-    for key in shared:
-        wanted_keys.add(key)
-        if key in index.values:
-            raw_shared[key] = reader.value(key)
-        else:
-            missing.append(key)
-    raw_mine: dict[str, bytearray] = {}
-    notes: list[str] = []
-    names = [*state.objects, *state.values, *([RNG] if state.rng else [])]
-    for name in names:
-        wanted_keys |= {f"{name}.rank{r}" for r in range(max(index.world_size, world_size))}
-        source = rank if rank < index.world_size else rank % index.world_size
-        key = f"{name}.rank{source}"
-        if key not in index.values:
-            missing.append(f"{name}.rank{source}")
-            continue
-        raw_mine[name] = reader.value(key)
-        if source != rank and name != RNG:
-            notes.append(f"{name}: saved by {index.world_size} ranks; rank {rank} took rank {source}'s")
-    extra = sorted(index.keys() - wanted_keys)
-    if not state.rng:
-        extra = [key for key in extra if not key.startswith(f"{RNG}.rank")]
-    _refuse(index, [k for k in missing if not _allowed(k, missing_ok)], [k for k in extra if not _allowed(k, extra_ok)])
-    reader.run()
-    _finish_shared(state, shared, raw_shared)
-    for name, data in raw_mine.items():
-        if name in state.objects:
-            state.objects[name].load_state_dict(load_value(data))
-        elif name in state.values:
-            state.values[name] = load_value(data)
-    if state.rng and RNG in raw_mine:
-        if rank < index.world_size:
-            set_rng_state(load_value(raw_mine[RNG]))
-        else:
-            notes.append(f"rng: rank {rank} did not exist when this was saved; its generators were left as they are")
-    return missing, extra, notes
+
+    def __init__(
+        self, state: State, index: Index, rank: int, world_size: int, missing_ok: Iterable[str], extra_ok: Iterable[str]
+    ) -> None:
+        self.state, self.index, self.rank = state, index, rank
+        self.missing: list[str] = []
+        self.extra: list[str] = []
+        self.notes: list[str] = []
+        self._reader = index.reader(rank, world_size)
+        self._shared: dict[str, Any] = {}
+        self._raw_shared: dict[str, bytearray] = {}
+        self._raw_mine: dict[str, bytearray] = {}
+        self._made = _make_optimizer_state(state, index)
+        try:
+            wanted = self._want_tensors(world_size) | self._want_shared() | self._want_mine(world_size)
+            self.extra = sorted(index.keys() - wanted)
+            if not state.rng:
+                self.extra = [key for key in self.extra if not key.startswith(f"{RNG}.rank")]
+            missing = [k for k in self.missing if not _allowed(k, missing_ok)]
+            _refuse(index, missing, [k for k in self.extra if not _allowed(k, extra_ok)])
+        except CheckpointError:
+            self.undo()
+            raise
+
+    def undo(self) -> None:
+        """It will not be filled: take away the optimizer's state that was made for it."""
+        for optimizer, parameter, leaf in self._made:
+            del optimizer.state[parameter][leaf]
+            if not optimizer.state[parameter]:
+                del optimizer.state[parameter]
+        self._made.clear()
+
+    def verify(self) -> None:
+        """Check this rank's share of the checkpoint's bytes; the state stays as it is. Raises DamagedCheckpoint."""
+        try:
+            self._reader.verify()
+        except CheckpointError:
+            self.undo()
+            raise
+
+    def fill(self) -> None:
+        """Read into the state. Raises DamagedCheckpoint for bytes that differ: the state is of no step then."""
+        state, index = self.state, self.index
+        self._reader.run()
+        _finish_shared(state, self._shared, self._raw_shared)
+        for name, data in self._raw_mine.items():
+            if name in state.objects:
+                state.objects[name].load_state_dict(load_value(data))
+            elif name in state.values:
+                state.values[name] = load_value(data)
+        if RNG in self._raw_mine:
+            if self.rank < index.world_size:
+                set_rng_state(load_value(self._raw_mine[RNG]))
+            else:
+                self.notes.append(
+                    f"rng: rank {self.rank} did not exist when this was saved; its generators were left as they are"
+                )
+
+    def _want_tensors(self, world_size: int) -> set[str]:
+        wanted = set()
+        for named in self.state.tensors():
+            wanted.add(named.fqn)
+            if named.fqn not in self.index.tensors:
+                self.missing.append(named.fqn)
+                continue
+            chunk = chunk_of(named.tensor, self.rank, world_size)
+            self._reader.want(Wanted(named.fqn, local_of(named.tensor), chunk.shape, chunk.offsets, chunk.sizes))
+        return wanted
+
+    def _want_shared(self) -> set[str]:
+        self._shared = {".".join(map(str, path)): path for path, _value in self.state.shared_values()}
+        for name in self.state.optimizers:
+            for key in self.index.values:
+                if key.startswith(f"{name}.state."):
+                    self._shared.setdefault(key, (name, "state", *key.removeprefix(f"{name}.state.").rsplit(".", 1)))
+        for key in self._shared:
+            if key in self.index.values:
+                self._raw_shared[key] = self._reader.value(key)
+            else:
+                self.missing.append(key)
+        return set(self._shared)
+
+    def _want_mine(self, world_size: int) -> set[str]:
+        """Of each object, value and the random states: what the rank of this number had."""
+        wanted: set[str] = set()
+        saved_by = self.index.world_size
+        source = self.rank % saved_by
+        for name in [*self.state.objects, *self.state.values, *([RNG] if self.state.rng else [])]:
+            wanted |= {f"{name}.rank{r}" for r in range(max(saved_by, world_size))}
+            key = f"{name}.rank{source}"
+            if key not in self.index.values:
+                self.missing.append(key)
+                continue
+            self._raw_mine[name] = self._reader.value(key)
+            if source != self.rank and name != RNG:
+                self.notes.append(f"{name}: saved by {saved_by} ranks; rank {self.rank} took rank {source}'s")
+        return wanted
 
 
 def _allowed(key: str, patterns: Iterable[str]) -> bool:
@@ -104,9 +146,10 @@ def _some(keys: list[str]) -> str:
     return ", ".join(keys[:8]) + (f", ... ({len(keys) - 8} more)" if len(keys) > 8 else "")
 
 
-def _make_optimizer_state(state: State, index: Index) -> None:
+def _make_optimizer_state(state: State, index: Index) -> list[tuple[torch.optim.Optimizer, torch.Tensor, str]]:
     """Create the optimizer tensors that the checkpoint has and the live optimizer has not, each like its
-    parameter."""
+    parameter; returns where."""
+    made: list[tuple[torch.optim.Optimizer, torch.Tensor, str]] = []
     names = state.parameter_names()
     stored: dict[str, list[str]] = {}
     for key in sorted(index.tensors, key=lambda k: index.tensors[k][0].number):  # as the optimizer had made them
@@ -131,6 +174,8 @@ def _make_optimizer_state(state: State, index: Index) -> None:
                         device = local_of(parameter).device if on_device or saved.shape else torch.device("cpu")
                         tensor = torch.zeros(saved.shape, dtype=dtype, device=device)
                     optimizer.state[parameter][leaf] = tensor
+                    made.append((optimizer, parameter, leaf))
+    return made
 
 
 def _finish_shared(state: State, shared: dict[str, Any], raw: dict[str, bytearray]) -> None:

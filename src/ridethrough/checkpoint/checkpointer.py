@@ -150,7 +150,7 @@ class Checkpointer:
 
         Waits at most drain_timeout_s for what an older generation had staged on this node. Raises
         NoUsableCheckpoint (all are damaged), StateMismatch (of another state), CheckpointTimeout (a peer did
-        not answer).
+        not answer), CheckpointError. The state may be written in part then: build it anew.
         """
         began = time.monotonic()
         self._end_snapshots()

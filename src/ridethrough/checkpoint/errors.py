@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+HALF_WRITTEN = "The state is written in part: build it anew before the next load"
+
 
 class CheckpointError(RuntimeError):
     """A save or a load failed. The message names the file, the rank and the step, and says what to do."""

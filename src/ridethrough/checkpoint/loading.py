@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ridethrough.checkpoint import apply, layout, timeline
+from ridethrough.checkpoint import layout, timeline
+from ridethrough.checkpoint.apply import Filling
 from ridethrough.checkpoint.errors import CheckpointError
 from ridethrough.checkpoint.figures import LoadReport
 from ridethrough.checkpoint.held import Key
@@ -74,11 +75,12 @@ def load(
     limits: Limits,
 ) -> Loaded:
     """Training thread, alike on all ranks. Raises what `Checkpointer.load` says."""
-    found = recall(root, state, meeting, older_than(), missing_ok, extra_ok) if memory else None
+    found, passed_over = recall(root, state, meeting, older_than(), missing_ok, extra_ok) if memory else (None, [])
     if found is not None:
         loaded = _after_recall(found, meeting)
     else:
         loaded = _from_storage(root, state, meeting, missing_ok, extra_ok, allow_fresh, limits)
+    loaded.rejected[:0] = passed_over
     settle(root, meeting, loaded.lineage, loaded.step, found.key if found is not None else None, limits)
     return loaded
 
@@ -110,9 +112,7 @@ def _after_recall(found: Recalled, meeting: Meeting) -> Loaded:
     lineage = Lineage(epoch, generation, nonce)
     claim = timeline.record(lineage, found.step, None, meeting.peers.world_size, created)
     source = f"memory of generation {found.key[0]}.{found.key[1]}"
-    return Loaded(
-        found.step, found.tier, source, lineage, claim, found.rejected, found.missing, found.extra, found.notes
-    )
+    return Loaded(found.step, found.tier, source, lineage, claim, [], found.missing, found.extra, found.notes)
 
 
 def _from_storage(
@@ -129,18 +129,25 @@ def _from_storage(
     meeting.client.ask(drain, limits.drain_timeout_s + 5.0)
     peers.gather("drained", True)
 
-    def fill(index: Index) -> tuple[list[str], list[str], list[str]]:
-        return apply.load_into(state, index, peers.rank, peers.world_size, missing_ok, extra_ok)
+    def prepare(index: Index) -> Filling:
+        return Filling(state, index, peers.rank, peers.world_size, missing_ok, extra_ok)
 
-    attempt, result, rejected = timeline.choose_and_load(
-        root, peers, fill, allow_fresh, older_than(), limits.storage_timeout_s
+    attempt, filling, rejected = timeline.choose_and_load(
+        root,
+        peers,
+        prepare,
+        allow_fresh=allow_fresh,
+        careful=allow_fresh or bool(missing_ok),
+        older_than=older_than(),
+        storage_timeout_s=limits.storage_timeout_s,
     )
     step = attempt.step if attempt else 0
     lineage = claim(root, meeting, step, attempt.path.name if attempt else None, limits.storage_timeout_s)
-    missing, extra, notes = result or ([], [], [])
-    source = str(attempt.path) if attempt else None
-    tier = "storage" if attempt else "fresh"
-    return Loaded(step, tier, source, lineage, None, rejected, missing, extra, notes)
+    loaded = Loaded(step, "storage" if attempt else "fresh", str(attempt.path) if attempt else None, lineage)
+    loaded.rejected = rejected
+    if filling is not None:
+        loaded.missing, loaded.extra, loaded.notes = filling.missing, filling.extra, filling.notes
+    return loaded
 
 
 def claim(root: Path, meeting: Meeting, resumed_from: int | None, base: str | None, limit_s: float) -> Lineage:

@@ -9,13 +9,25 @@ from __future__ import annotations
 
 import json
 import socket
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
 from ridethrough.checkpoint.errors import CheckpointError, CheckpointTimeout
+
+_T = TypeVar("_T")
+
+
+@dataclass
+class Failure:
+    """The class of what was raised, and its text with the rank."""
+
+    kind: str
+    text: str
 
 
 class Peers:
@@ -73,6 +85,18 @@ class Peers:
         values = [value] + [self.read(f"{key}/{rank}", timeout_s) for rank in range(1, self.world_size)]
         self.publish(f"{key}/all", values)
         return values
+
+    def together(
+        self, key: str, call: Callable[[], _T], errors: tuple[type[Exception], ...]
+    ) -> tuple[_T | None, Failure | None]:
+        """What the call gives here, and how it failed on the first rank on which it did, if on any."""
+        result, mine = None, None
+        try:
+            result = call()
+        except errors as error:
+            mine = [type(error).__name__, f"rank {self.rank}: {error}"]
+        first = next((outcome for outcome in self.gather(key, mine) if outcome is not None), None)
+        return result, Failure(*first) if first is not None else None
 
     def _numbered(self, key: str) -> str:
         self._turn += 1

@@ -6,6 +6,7 @@ the next older one. Nothing here touches storage. Training thread, alike on all 
 
 from __future__ import annotations
 
+import functools
 import mmap
 import os
 from dataclasses import dataclass
@@ -15,15 +16,16 @@ from typing import Any
 import torch
 
 from ridethrough.checkpoint import held, marks
-from ridethrough.checkpoint.apply import load_into
+from ridethrough.checkpoint.apply import Filling
 from ridethrough.checkpoint.arena import POOL
-from ridethrough.checkpoint.errors import CheckpointError, DamagedCheckpoint, StateMismatch
+from ridethrough.checkpoint.errors import HALF_WRITTEN, CheckpointError, DamagedCheckpoint
 from ridethrough.checkpoint.layout import data_file
 from ridethrough.checkpoint.meeting import Meeting
 from ridethrough.checkpoint.restore import Index, Reader, Saved
 from ridethrough.checkpoint.state import State
 
 FETCH_LIMIT_S = 120.0
+_FAILURES = (CheckpointError, OSError, KeyError, ValueError, RuntimeError)
 
 
 @dataclass
@@ -32,7 +34,6 @@ class Recalled:
 
     key: held.Key
     tier: str
-    rejected: list[tuple[str, str]]
     missing: list[str]
     extra: list[str]
     notes: list[str]
@@ -128,9 +129,18 @@ def recall(
     older_than: int | None,
     missing_ok: tuple[str, ...],
     extra_ok: tuple[str, ...],
-) -> Recalled | None:
-    """Fill `state` from the newest version in memory; None, on all ranks, if no memory holds one that can be used."""
+) -> tuple[Recalled | None, list[tuple[str, str]]]:
+    """Fill `state` from the newest version in memory (None, on all ranks, if no memory holds one that can be used); and
+    the (version, reason) of those passed over. No rank writes into its state before all have their shares. Raises
+    CheckpointError, on all ranks, when one fails after that."""
     peers, client = meeting.peers, meeting.client
+
+    def prepare(proposal: dict[str, Any], what: str) -> tuple[Filling, str]:
+        shares = _shares(root, meeting, proposal)
+        index = MemoryIndex(shares, proposal["world_size"], what)
+        filling = Filling(state, index, peers.rank, peers.world_size, missing_ok, extra_ok)
+        return filling, "own" if all(share.source == "own" for share in shares) else "peer"
+
     mine: list[dict[str, Any]] = []
     if meeting.speaks:
         reply = client.ask({"op": "inventory", "root": str(root)}, 5.0)
@@ -144,35 +154,22 @@ def recall(
     while True:
         proposal = peers.from_rank0("recall", candidates.pop(0) if candidates else None)
         if proposal is None:
-            return None
-        outcome, result = _attempt(root, state, meeting, proposal, missing_ok, extra_ok)
-        outcomes = peers.gather("recalled", outcome)
+            return None, rejected
         epoch, generation, step = proposal["key"]
-        if all("error" not in o for o in outcomes):
-            tier = "memory" if all(o["source"] == "own" for o in outcomes) else "peer"
-            missing, extra, notes = result or ([], [], [])
-            return Recalled((epoch, generation, step), tier, rejected, missing, extra, notes)
-        reason = next(f"rank {r}: {o['error']}" for r, o in enumerate(outcomes) if "error" in o)
-        rejected.append((f"memory: step {step} of generation {epoch}.{generation}", reason))
-
-
-def _attempt(
-    root: Path,
-    state: State,
-    meeting: Meeting,
-    proposal: dict[str, Any],
-    missing_ok: tuple[str, ...],
-    extra_ok: tuple[str, ...],
-) -> tuple[dict[str, str], tuple[list[str], list[str], list[str]] | None]:
-    peers = meeting.peers
-    try:
-        shares = _shares(root, meeting, proposal)
-        what = f"memory: step {proposal['key'][2]}"
-        index = MemoryIndex(shares, proposal["world_size"], what)
-        result = load_into(state, index, peers.rank, peers.world_size, missing_ok, extra_ok)
-    except (CheckpointError, StateMismatch, OSError, KeyError, ValueError, RuntimeError) as error:
-        return {"error": f"{type(error).__name__}: {error}"}, None
-    return {"source": "own" if all(s.source == "own" for s in shares) else "peer"}, result
+        what = f"memory: step {step} of generation {epoch}.{generation}"
+        found, failure = peers.together("recalled", functools.partial(prepare, proposal, what), _FAILURES)
+        if found is None or failure is not None:
+            if found is not None:
+                found[0].undo()
+            rejected.append((what, failure.text if failure is not None else ""))
+            continue
+        filling, source = found
+        _, failure = peers.together("filled", filling.fill, _FAILURES)
+        if failure is not None:
+            raise CheckpointError(f"{what}: {failure.text}. {HALF_WRITTEN}")
+        tier = "memory" if set(peers.gather("sources", source)) == {"own"} else "peer"
+        key = (epoch, generation, step)
+        return Recalled(key, tier, filling.missing, filling.extra, filling.notes), rejected
 
 
 def _shares(root: Path, meeting: Meeting, proposal: dict[str, Any]) -> list[Share]:
@@ -188,7 +185,10 @@ def _shares(root: Path, meeting: Meeting, proposal: dict[str, Any]) -> list[Shar
             raise DamagedCheckpoint(
                 f"rank {which}'s share: {reply['error'] if reply else 'the keeper does not answer'}"
             )
-        return Share(which, reply)
+        share = Share(which, reply)
+        if not share.whole():
+            raise DamagedCheckpoint(f"rank {which}'s share is being overwritten")
+        return share
 
     if world != meeting.peers.world_size:
         return [fetch(which) for which in range(world)]

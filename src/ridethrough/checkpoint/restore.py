@@ -183,21 +183,8 @@ class Reader:
 
     def run(self) -> int:
         """Read and verify; returns the bytes read. Raises DamagedCheckpoint."""
-        jobs: list[tuple[str, int, list[_Read]]] = []
-        for name, file in self.index.files.items():
-            size, step = file["bytes"], file["chunk_bytes"]
-            reads = sorted(self._reads.get(name, []), key=lambda r: r.start)
-            mine = self.index.file_rank[name] % self.world_size == self.rank
-            for number, start in enumerate(range(0, size, step)):
-                hit = [r for r in reads if r.start < start + step and r.end > start] if reads else []
-                if hit or mine:
-                    jobs.append((name, number, hit))
         with torch.no_grad():
-            if len(jobs) <= 1:
-                total = sum(map(self._chunk, jobs))
-            else:
-                with ThreadPoolExecutor(READ_THREADS, thread_name_prefix="rt-read") as pool:
-                    total = sum(pool.map(self._chunk, jobs))
+            total = self._read_chunks(self._jobs())
             for target, source in self._after:
                 target.copy_(source, non_blocking=True)  # from pinned memory where the target is on CUDA
             if any(target.is_cuda for target, _source in self._after):
@@ -205,6 +192,31 @@ class Reader:
         self._after.clear()
         self._reads.clear()
         return total
+
+    def verify(self) -> None:
+        """Read this rank's share of all bytes against their hashes, into nothing. Raises DamagedCheckpoint."""
+        self._read_chunks([(name, number, []) for name, number, _reads in self._jobs() if self._mine(name)])
+
+    def _mine(self, name: str) -> bool:
+        return self.index.file_rank[name] % self.world_size == self.rank
+
+    def _jobs(self) -> list[tuple[str, int, list[_Read]]]:
+        """The hash chunks to read: those that hold what is wanted, and the share of the others."""
+        jobs: list[tuple[str, int, list[_Read]]] = []
+        for name, file in self.index.files.items():
+            size, step = file["bytes"], file["chunk_bytes"]
+            reads = sorted(self._reads.get(name, []), key=lambda r: r.start)
+            for number, start in enumerate(range(0, size, step)):
+                hit = [r for r in reads if r.start < start + step and r.end > start]
+                if hit or self._mine(name):
+                    jobs.append((name, number, hit))
+        return jobs
+
+    def _read_chunks(self, jobs: list[tuple[str, int, list[_Read]]]) -> int:
+        if len(jobs) <= 1:
+            return sum(map(self._chunk, jobs))
+        with ThreadPoolExecutor(READ_THREADS, thread_name_prefix="rt-read") as pool:
+            return sum(pool.map(self._chunk, jobs))
 
     def _chunk(self, job: tuple[str, int, list[_Read]]) -> int:
         name, number, reads = job

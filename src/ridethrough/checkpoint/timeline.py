@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ridethrough.checkpoint import fileops, layout
+from ridethrough.checkpoint.apply import Filling
 from ridethrough.checkpoint.errors import (
+    HALF_WRITTEN,
     CheckpointError,
     CheckpointTimeout,
     DamagedCheckpoint,
@@ -127,22 +129,27 @@ def bounded(call: Callable[[], _T], limit_s: float, what: str) -> _T:
     return results[0]
 
 
-Load = Callable[[Index], Any]
+Prepare = Callable[[Index], Filling]
+_FAILURES = (DamagedCheckpoint, StateMismatch, OSError)
 
 
 def choose_and_load(
     root: Path,
     peers: Peers,
-    load: Load,
+    prepare: Prepare,
+    *,
     allow_fresh: bool,
+    careful: bool,
     older_than: int | None = None,
     storage_timeout_s: float = 60.0,
-) -> tuple[layout.Attempt | None, Any, list[tuple[str, str]]]:
-    """(attempt loaded or None for a fresh start, what `load` returned here, rejected ones with reasons).
+) -> tuple[layout.Attempt | None, Filling | None, list[tuple[str, str]]]:
+    """(attempt loaded or None for a fresh start, how this rank was filled, rejected ones with reasons).
 
-    `load(index)` fills this rank's state; DamagedCheckpoint from any rank makes all go one older. States from
-    `older_than` on come last: they have failed. Raises StateMismatch (all ranks), NoUsableCheckpoint,
-    CheckpointError, CheckpointTimeout when the root's small records can't be read within storage_timeout_s."""
+    DamagedCheckpoint from any rank makes all go one older. `careful`: an attempt is read twice, and the state is
+    written into only when every rank has found its share whole; so whatever comes after a rejected one (a fresh
+    start, an older one without some keys) finds the state as it was. States from `older_than` on come last: they have
+    failed. Raises StateMismatch (all ranks), NoUsableCheckpoint, CheckpointError,
+    CheckpointTimeout when the root's small records can't be read within storage_timeout_s."""
     rejected: list[tuple[str, str]] = []
     candidates: list[layout.Attempt] = []
     if peers.rank == 0:
@@ -172,27 +179,34 @@ def choose_and_load(
                 )
             return None, None, rejected
         folder = root / proposal["name"]
-        outcome: dict[str, str] = {"kind": "ok", "reason": ""}
-        result: Any = None
-        try:
-            attempt = layout.Attempt(proposal["step"], proposal["attempt"], folder, "committed")
-            attempt.commit = layout.read_commit(folder)
-            result = load(Index(folder, layout.read_manifests(attempt)))
-        except (DamagedCheckpoint, OSError) as error:
-            outcome = {"kind": "damaged", "reason": f"rank {peers.rank}: {error}"}
-        except StateMismatch as error:
-            outcome = {"kind": "mismatch", "reason": f"rank {peers.rank}: {error}"}
-        outcomes = peers.gather("loaded", outcome)
-        bad = next((o for o in outcomes if o["kind"] == "mismatch"), None)
-        if bad:
-            raise StateMismatch(bad["reason"])
-        bad = next((o for o in outcomes if o["kind"] == "damaged"), None)
-        if bad is None:
-            rejected = [(str(p), str(r)) for p, r in proposal["rejected"]]
-            return attempt, result, rejected
+        attempt = layout.Attempt(proposal["step"], proposal["attempt"], folder, "committed")
+        ready = functools.partial(_prepare, attempt, prepare, careful)
+        filling, failure = peers.together("prepared", ready, _FAILURES)
+        if failure is not None and failure.kind == StateMismatch.__name__:
+            raise StateMismatch(failure.text)
+        if filling is not None and failure is None:
+            _, failure = peers.together("loaded", filling.fill, _FAILURES)
+            if failure is None:
+                rejected = [(str(p), str(r)) for p, r in proposal["rejected"]]
+                return attempt, filling, rejected
+            if failure.kind == StateMismatch.__name__:  # in a value that only reading shows
+                raise StateMismatch(f"{failure.text}. {HALF_WRITTEN}")
+            if careful:
+                raise CheckpointError(f"{failure.text}. {HALF_WRITTEN}")
+        assert failure is not None
+        if filling is not None:
+            filling.undo()
         if peers.rank == 0:
-            rejected.append((str(folder), bad["reason"]))
-            _mark(folder, bad["reason"])
+            rejected.append((str(folder), failure.text))
+            _mark(folder, failure.text)
+
+
+def _prepare(attempt: layout.Attempt, prepare: Prepare, careful: bool) -> Filling:
+    attempt.commit = layout.read_commit(attempt.path)
+    filling = prepare(Index(attempt.path, layout.read_manifests(attempt)))
+    if careful:
+        filling.verify()
+    return filling
 
 
 def _scan(root: Path) -> list[layout.Attempt]:
