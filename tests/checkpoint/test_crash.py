@@ -193,6 +193,9 @@ def test_all_damaged_is_an_error_that_lists_them_and_deletes_nothing(saved: Path
     assert (empty.step, empty.tier, empty.rejected) == (0, "fresh", [])
     with pytest.raises(CheckpointError, match="cannot be written"):
         job(root=Path("/proc/nowhere"))
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match="it is a file, not a folder"):
+        job(root=tmp_path / "file")
 
 
 def test_a_fresh_start_behind_damage_finds_the_state_as_it_was(saved: Path, job: Any) -> None:

@@ -55,6 +55,23 @@ def test_ls_show_and_verify_name_what_is_there_and_what_is_wrong(root: Path) -> 
     checked = answer("verify", root, "--all")
     assert [(r["step"], r["whole"]) for r in checked] == [(4, True), (3, False), (1, False)]
     assert "__0_0.distcp: bytes 0.." in checked[1]["reason"]
+    lines = call("ls", root).stdout.splitlines()
+    assert len(lines) == 5
+    assert lines[4].rstrip().endswith("__0_1.distcp: No such file or directory")  # a pipe has no width to wrap to
+
+
+@pytest.mark.parametrize("what", [["show"], ["export", "all.pt"]])
+def test_a_damaged_newest_one_is_refused_and_the_newest_whole_one_is_named(
+    root: Path, tmp_path: Path, what: Any
+) -> None:
+    next(root.glob("step-4.*/__0_1.distcp")).unlink()
+    data = next(root.glob("step-3.*/__0_0.distcp"))
+    data.write_bytes(b"x" * data.stat().st_size)
+    command, targets = what[0], [tmp_path / name for name in what[1:]]
+    refused = call(command, root, *targets)
+    assert refused.exit_code == 2
+    assert "step-4." in refused.stderr and "--step 2 is whole" in refused.stderr
+    assert call(command, root, *targets, "--step", 2).exit_code == 0
 
 
 def test_prune_keeps_the_newest_good_one(root: Path) -> None:
@@ -79,6 +96,8 @@ def test_export_gives_one_file_with_the_whole_state(root: Path, tmp_path: Path) 
     model = torch.load(tmp_path / "model.pt", weights_only=True)
     torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Dropout(), torch.nn.BatchNorm1d(16)).load_state_dict(model)
     assert call("export", root, tmp_path / "model.pt").exit_code == 2
+    unknown = call("export", root, tmp_path / "model.foo")
+    assert unknown.exit_code == 2 and ".safetensors, .pt, .pth, .bin" in unknown.stderr
     pytest.importorskip("safetensors")
     from safetensors.torch import load_file
 

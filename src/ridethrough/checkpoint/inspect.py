@@ -7,6 +7,7 @@ called.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 from ridethrough.checkpoint import layout, retention
 from ridethrough.checkpoint.errors import CheckpointError, DamagedCheckpoint
 
+EXPORT_SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
 Progress = Callable[[int], None]
 
 
@@ -63,6 +65,19 @@ def find(root: Path, step: int | None) -> layout.Attempt:
         if attempt.state == "committed" and step in (None, attempt.step):
             return attempt
     raise CheckpointError(f"{root}: no committed checkpoint{'' if step is None else f' of step {step}'}; see `ckpt ls`")
+
+
+@contextlib.contextmanager
+def naming_a_whole_one(attempt: layout.Attempt) -> Iterator[None]:
+    """Damage of `attempt` that is met inside is raised with the remedy: the newest other checkpoint of its root whose
+    every byte is as it was written."""
+    try:
+        yield
+    except DamagedCheckpoint as error:
+        others = [a for a in layout.scan(attempt.path.parent) if a.state == "committed" and a.path != attempt.path]
+        whole = next((a for a in others if not verify(a)), None)
+        remedy = f"--step {whole.step} is whole: {whole.path}" if whole else "no other checkpoint here is whole"
+        raise DamagedCheckpoint(f"{error}; {remedy}") from error
 
 
 def committed(root: Path) -> list[layout.Attempt]:
@@ -154,13 +169,15 @@ def prune(
 
 
 def export(attempt: layout.Attempt, target: Path, only: str | None = None) -> dict[str, Any]:
-    """Write the state into one file: `.safetensors` (tensors only) or anything else for `torch.save` (nested
+    """Write the state into one file: `.safetensors` (tensors only), or `.pt`, `.pth`, `.bin` by `torch.save` (nested
     dict, with values).
 
     `only` keeps the keys below that name ("model"). Needs the memory of the exported state. Raises
-    CheckpointError when `target` exists or cannot be written, when safetensors is asked for and not installed, or when
-    a byte differs from its hash.
+    CheckpointError when `target` has another suffix, exists or cannot be written, when safetensors is asked for and not
+    installed, or when a byte differs from its hash.
     """
+    if target.suffix not in EXPORT_SUFFIXES:
+        raise CheckpointError(f"{target}: the suffix says the format; it is one of {', '.join(EXPORT_SUFFIXES)}")
     if target.exists():
         raise CheckpointError(f"{target} exists; choose another name")
     if not os.access(target.parent, os.W_OK | os.X_OK):

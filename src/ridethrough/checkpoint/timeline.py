@@ -244,6 +244,5 @@ def check_root(root: Path) -> None:
         with tempfile.TemporaryFile(dir=root) as file:
             file.write(b"probe")
     except OSError as error:
-        raise CheckpointError(
-            f"checkpoint root {root} cannot be written: {error.strerror or error}; choose another"
-        ) from error
+        reason = "it is a file, not a folder" if root.is_file() else error.strerror or error
+        raise CheckpointError(f"checkpoint root {root} cannot be written: {reason}; choose another") from error

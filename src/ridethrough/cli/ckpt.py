@@ -56,7 +56,9 @@ def show_command(root: Root, step: Step = None, json: JsonOption = None) -> None
         ridethrough ckpt show runs/my-run/checkpoints --step 500
     """
     with usage_errors(CheckpointError):
-        found = inspect.show(inspect.find(root, step))
+        attempt = inspect.find(root, step)
+        with inspect.naming_a_whole_one(attempt):
+            found = inspect.show(attempt)
     if json is not None:
         write_json(found, json)
         return
@@ -133,7 +135,9 @@ def prune_command(
 @app.command("export")
 def export_command(
     root: Root,
-    target: Annotated[Path, typer.Argument(help="New file: NAME.safetensors, or any other name for torch.save.")],
+    target: Annotated[
+        Path, typer.Argument(help="New file: NAME.safetensors, or NAME.pt, .pth or .bin for torch.save.")
+    ],
     step: Step = None,
     only: Annotated[str | None, typer.Option("--only", help="Only what is below this name, such as `model`.")] = None,
     json: JsonOption = None,
@@ -145,7 +149,9 @@ def export_command(
         ridethrough ckpt export runs/my-run/checkpoints model.safetensors --only model
     """
     with usage_errors(CheckpointError):
-        done = inspect.export(inspect.find(root, step), target, only)
+        attempt = inspect.find(root, step)
+        with inspect.naming_a_whole_one(attempt):
+            done = inspect.export(attempt, target, only)
     if json is not None:
         write_json(done, json)
     else:
