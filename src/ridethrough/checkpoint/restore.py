@@ -205,11 +205,12 @@ class Reader:
         jobs: list[tuple[str, int, list[_Read]]] = []
         for name, file in self.index.files.items():
             size, step = file["bytes"], file["chunk_bytes"]
-            reads = sorted(self._reads.get(name, []), key=lambda r: r.start)
-            for number, start in enumerate(range(0, size, step)):
-                hit = [r for r in reads if r.start < start + step and r.end > start]
-                if hit or self._mine(name):
-                    jobs.append((name, number, hit))
+            hits: dict[int, list[_Read]] = {}
+            for read in sorted(self._reads.get(name, []), key=lambda r: r.start):
+                for number in range(read.start // step, -(-read.end // step)):
+                    hits.setdefault(number, []).append(read)
+            wanted = range(-(-size // step)) if self._mine(name) else sorted(hits)
+            jobs += [(name, number, hits.get(number, [])) for number in wanted]
         return jobs
 
     def _read_chunks(self, jobs: list[tuple[str, int, list[_Read]]]) -> int:

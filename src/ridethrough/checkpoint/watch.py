@@ -8,6 +8,8 @@ memory behind each) and compares identities; anything else than "all the same" m
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
+from operator import is_
 from typing import Any
 
 import torch
@@ -22,28 +24,32 @@ class Watch:
     def __init__(self, state: State) -> None:
         self.state = state
         self.tensors: list[NamedTensor] = state.tensors()
-        self._places: list[tuple[dict[str, Any], str, Any]] = []
-        self._sizes: list[tuple[Any, int]] = []
+        # Dictionaries of nothing but what is watched; compared without a Python loop, since there are thousands.
+        self._holders: list[dict[str, Any]] = []
+        self._mixed: list[tuple[dict[str, Any], str, torch.Tensor]] = []  # tensors beside other values
+        self._sized: list[Any] = []
         for module in state.modules.values():
             for part in module.modules():
-                for holder in (part._parameters, part._buffers, part._modules):
-                    self._sizes.append((holder, len(holder)))
-                    self._places += [(holder, key, value) for key, value in holder.items()]
+                self._holders += (part._parameters, part._buffers, part._modules)
         for optimizer in state.optimizers.values():
-            self._sizes += [
-                (optimizer.param_groups, len(optimizer.param_groups)),
-                (optimizer.state, len(optimizer.state)),
-            ]
-            self._sizes += [(group["params"], len(group["params"])) for group in optimizer.param_groups]
+            self._sized += [optimizer.param_groups, optimizer.state]
+            self._sized += [group["params"] for group in optimizer.param_groups]
             for held in optimizer.state.values():
-                self._sizes.append((held, len(held)))
-                self._places += [(held, key, value) for key, value in held.items() if isinstance(value, torch.Tensor)]
-        self._holders = [id(o.state) for o in state.optimizers.values()]
-        self._memory: list[tuple[Any, int, torch.Size]] = []
-        for named in self.tensors:
-            tensor = named.tensor
-            local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
-            self._memory.append((tensor, local.data_ptr(), local.shape))
+                tensors = [(held, key, value) for key, value in held.items() if isinstance(value, torch.Tensor)]
+                if len(tensors) == len(held):
+                    self._holders.append(held)
+                else:
+                    self._sized.append(held)
+                    self._mixed += tensors
+        self._sized += self._holders
+        self._sizes = list(map(len, self._sized))
+        self._keys = list(chain.from_iterable(self._holders))
+        self._values = list(chain.from_iterable(map(dict.values, self._holders)))
+        self._states = [o.state for o in state.optimizers.values()]
+        self._sharded = [n.tensor for n in self.tensors if isinstance(n.tensor, DTensor)]
+        self._plain = [n.tensor for n in self.tensors if not isinstance(n.tensor, DTensor)]
+        self._addresses = list(map(torch.Tensor.data_ptr, self._locals()))
+        self._shapes = list(map(torch.Tensor.size, self._locals()))
         self._names = state.parameter_names()
         self._params = {
             (name, index): [self._names[id(p)] for p in group["params"]]
@@ -53,19 +59,20 @@ class Watch:
         }
         self._only_groups = not any(path[1] != "param_groups" for path, _value in state.shared_values())
 
+    def _locals(self) -> list[torch.Tensor]:
+        return [*self._plain, *(t._local_tensor for t in self._sharded)]
+
     def same(self) -> bool:
         """Whether a full look would find what this one found."""
-        if any(len(holder) != size for holder, size in self._sizes):
-            return False
-        if any(holder.get(key) is not value for holder, key, value in self._places):
-            return False
-        if [id(o.state) for o in self.state.optimizers.values()] != self._holders:
-            return False
-        for tensor, address, shape in self._memory:
-            local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
-            if local.data_ptr() != address or local.shape != shape:
-                return False
-        return True
+        return (
+            list(map(len, self._sized)) == self._sizes
+            and list(chain.from_iterable(self._holders)) == self._keys
+            and all(map(is_, chain.from_iterable(map(dict.values, self._holders)), self._values))
+            and all(holder.get(key) is value for holder, key, value in self._mixed)
+            and all(o.state is known for o, known in zip(self.state.optimizers.values(), self._states, strict=True))
+            and list(map(torch.Tensor.data_ptr, locals_ := self._locals())) == self._addresses
+            and list(map(torch.Tensor.size, locals_)) == self._shapes
+        )
 
     def shared_values(self) -> Iterator[tuple[Path, Any]]:
         """As `State.shared_values`, without a full look where only the groups' options are left."""
