@@ -26,7 +26,7 @@ from torch.distributed.fsdp import fully_shard
 
 import ridethrough.checkpoint as rc
 from ridethrough.checkpoint.client import any_client
-from ridethrough.checkpoint.wire import peer_credentials
+from ridethrough.generation.peer import peer_credentials
 
 spec, rank, world = {}, 0, 1
 
