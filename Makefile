@@ -37,10 +37,10 @@ bench: $(READY) ## time recovery on this machine: bench-out/recovery.json
 	@mkdir -p bench-out
 	@$(BIN)/ridethrough bench recovery --json bench-out/recovery.json $(ARGS)
 
-peers: $(READY) .venv-peers/.ready ## the same beside torchrun and NVRx, in environments of their own
+peers: $(READY) .venv-peers/.ready .venv-torchft/.ready ## the same beside every peer, in environments of their own
 	@mkdir -p bench-out
-	@$(BIN)/ridethrough bench recovery --mechanisms ridethrough,torchrun,nvrx-launcher,nvrx-inprocess,nvrx-inprocess-mended \
-		--peer-env nvrx=.venv-peers --json bench-out/peers.json $(ARGS)
+	@$(BIN)/ridethrough bench recovery --mechanisms all --peer-env nvrx=.venv-peers --peer-env torchft=.venv-torchft \
+		--json bench-out/peers.json $(ARGS)
 
 # NVRx pins much that it does not need here, so only what it imports is installed beside it.
 .venv-peers/.ready: $(READY)
@@ -48,6 +48,11 @@ peers: $(READY) .venv-peers/.ready ## the same beside torchrun and NVRx, in envi
 	@.venv-peers/bin/pip install -q --disable-pip-version-check -c constraints.txt \
 		torch numpy psutil packaging pyyaml defusedxml nvidia-ml-py
 	@.venv-peers/bin/pip install -q --disable-pip-version-check --no-deps nvidia-resiliency-ext==0.4.1
+	@touch $@
+
+.venv-torchft/.ready: $(READY)
+	@$(BIN)/python -m venv --clear .venv-torchft
+	@.venv-torchft/bin/pip install -q --disable-pip-version-check -c constraints.txt torch numpy torchft==0.2.0
 	@touch $@
 
 campaign: $(READY) ## the tests in full counts (hours)

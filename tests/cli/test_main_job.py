@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -137,6 +138,29 @@ def test_a_full_disk_is_one_clear_end(job: Job, tmp_path: Path) -> None:
         subprocess.run(["umount", "-l", small], check=True)
     assert "No space left on device" in job.text("full") and "free space or lower `keep`" in job.text("full")
     assert len(job.events("full", "plan")) == 1, "it was tried again"
+
+
+@pytest.mark.root
+def test_a_run_folder_without_space_costs_no_training(job: Job, tmp_path: Path) -> None:
+    """Events, logs and the result cannot be written any more; a fault is recovered from all the same."""
+    small = tmp_path / "small"
+    small.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", small], check=False).returncode:
+        pytest.skip("mount is not permitted here")
+    try:
+        where = [f"--runs={small}", f"--checkpoint-dir={tmp_path / 'checkpoints'}", "--run-id=mute"]
+        process = job.start("train", "--nproc-per-node=2", *_SMALL, *where, "--fault-at=sigkill:1:12", name="mute")
+        events = small / "mute" / "events"
+        trains = '"kind":"step"'
+        wait_until(lambda: any(trains in f.read_text() for f in events.glob("*-worker-*")), lambda: job.text("mute"))
+        with contextlib.suppress(OSError), (small / "fill").open("wb", buffering=0) as fill:
+            while fill.write(bytes(512)):
+                pass
+        assert job.wait(process) == 0, job.text("mute")
+    finally:
+        subprocess.run(["umount", "-l", small], check=True)
+    assert "run.json, which cannot be written: No space left on device" in job.text("mute")
+    assert "Traceback" not in job.text("mute")
 
 
 @pytest.mark.parametrize(

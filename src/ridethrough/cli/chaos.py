@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import secrets
+import shlex
 import shutil
 import sys
 import time
@@ -15,6 +16,7 @@ import typer
 from ridethrough.cli import fault_options as fo
 from ridethrough.cli.command import App
 from ridethrough.cli.json_option import STANDARD_OUTPUT, JsonOption, check_json_target, write_json
+from ridethrough.cli.policy_file import PolicyFile, read_policy
 from ridethrough.cli.proof import ReferenceJob, check_reference, reference_settings, why_void
 from ridethrough.cli.table import print_table
 from ridethrough.cli.usage import usage_errors
@@ -37,6 +39,7 @@ def root() -> None:
 
 @app.command("run")
 def run(
+    ctx: typer.Context,
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="Jobs, each with a schedule of its own.")] = 10,
     limit: Annotated[
         float | None, typer.Option("--for", min=1, metavar="SECONDS", help="Begin no round after so long.")
@@ -55,6 +58,7 @@ def run(
     fault_type_weights: fo.FaultTypeWeights = None,
     fault_phases: fo.FaultPhases = None,
     fault_at_once: fo.FaultAtOnce = 1,
+    policy_file: PolicyFile = None,
     out: Annotated[
         Path | None,
         typer.Option("--out", "--runs", metavar="DIR", help="Where runs are kept; else RIDETHROUGH_RUNS, else ./runs."),
@@ -65,8 +69,9 @@ def run(
     """Train the reference job once undisturbed, then in rounds through other faults; each must end with the same bits.
 
     Round n draws its schedule with --fault-seed + n - 1, so that a round that fails can be repeated alone: its line
-    has the command. Ends with the recovery rate and times of each class of fault. Exit code 0 if all rounds passed,
-    84 if one did not; its run is kept.
+    has the command. A hang in data, save or eval is waited for as long as that phase may take: minutes, unless
+    --policy says less. Ends with the recovery rate and times of each class of fault. Exit code 0 if all rounds passed;
+    84 if one did not, whose run is kept.
 
     Examples:
 
@@ -74,6 +79,7 @@ def run(
         ridethrough chaos run --for 3600 --rounds 1000 --fault-count 6 --fault-at-once 2
     """
     begun_s = time.monotonic()
+    read_policy(ctx, policy_file)
     settings = reference_settings(preset, steps, seed, checkpoint_every, data)
     check_reference(settings, ranks)
     schedules = [
@@ -95,7 +101,8 @@ def run(
     if json not in (None, STANDARD_OUTPUT):
         check_json_target(json)
     show = sys.stderr if json == STANDARD_OUTPUT else sys.stdout
-    job = ReferenceJob(settings, ranks, where, show)
+    options = () if policy_file is None else ("--policy", str(policy_file))
+    job = ReferenceJob(settings, ranks, where, show, options)
     name = datetime.datetime.now().strftime("chaos-%Y%m%d-%H%M%S-") + secrets.token_hex(2)
     code = job.run(f"{name}-control", "undisturbed run")
     if code != 0:
@@ -119,7 +126,7 @@ def run(
         incidents += seen
         if not row["passed"]:
             print(f"round {number} FAILED: {'; '.join(row['why'])}; {where / row['run_id']} is kept. Again:", file=show)
-            print(f"    {_again(settings, ranks, where / row['run_id'])}", file=show)
+            print(f"    {_again(job, row['run_id'])}", file=show)
         elif not keep:
             shutil.rmtree(where / row["run_id"])
     if all(row["passed"] for row in found) and not keep:
@@ -158,9 +165,10 @@ def _round(
     return {**row, "passed": not why, "why": why, **{key: summary[key] for key in kept}}, ledger.incidents
 
 
-def _again(settings: dict[str, Any], ranks: int, run: Path) -> str:
-    job = " ".join(f"--{key.replace('_', '-')} {value}" for key, value in settings.items())
-    return f"ridethrough train --nproc-per-node {ranks} {job} --fault-schedule {run / 'faults.json'}"
+def _again(job: ReferenceJob, run_id: str) -> str:
+    words = [word for key, value in job.settings.items() for word in (f"--{key.replace('_', '-')}", str(value))]
+    words += [*job.options, "--fault-schedule", str(job.root / run_id / "faults.json")]
+    return shlex.join(["ridethrough", "train", "--nproc-per-node", str(job.num_ranks), *words])
 
 
 def _show(result: dict[str, Any]) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import signal
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ridethrough.cli import launching as la
+from ridethrough.cli import run_options as ro
 from ridethrough.cli.command import App
 from ridethrough.cli.policy_file import PolicyFile, read_policy
 from ridethrough.cli.usage import fail, usage_errors
@@ -24,23 +24,16 @@ def coordinator(
     bind: Annotated[str, typer.Option("--bind", metavar="HOST:PORT", help="Where it listens for agents.")] = (
         "127.0.0.1:29500"
     ),
-    nnodes: Annotated[str, typer.Option("--nnodes", metavar="N|MIN:MAX", help="Machines of the job.")] = "1",
+    nnodes: ro.Nnodes = "1",
     nproc_per_node: Annotated[int, typer.Option("--nproc-per-node", min=1, help="Ranks on each machine.")] = 1,
-    token_file: Annotated[
-        Path | None,
-        typer.Option("--token-file", metavar="FILE", help="The job's secret; else RIDETHROUGH_TOKEN."),
-    ] = None,
+    token_file: ro.TokenFile = None,
     tls_cert: la.TlsCert = None,
     tls_key: la.TlsKey = None,
     tls_ca: la.TlsCa = None,
-    max_restarts: la.MaxRestarts = 100,
-    stop_grace: la.StopGrace = 10.0,
-    node_wait: Annotated[
-        float, typer.Option("--node-wait", min=0, help="Seconds to wait for a lost machine's place.")
-    ] = 300.0,
-    lease: Annotated[
-        float, typer.Option("--lease", min=0.5, help="Seconds without a word after which a machine is lost.")
-    ] = 5.0,
+    max_restarts: ro.MaxRestarts = 100,
+    stop_grace: ro.StopGrace = 10.0,
+    node_wait: ro.NodeWait = 300.0,
+    lease: ro.Lease = 5.0,
     policy_file: PolicyFile = None,
     runs: la.Runs = None,
     run_id: la.RunId = None,

@@ -23,15 +23,6 @@ _NODES = "Several machines"
 _RUN = "Run folder and output"
 _RECOVERY = "Recovery"
 
-NprocPerNode = Annotated[
-    str,
-    typer.Option(
-        "--nproc-per-node",
-        metavar="N|gpu|cpu|auto",
-        help="Ranks on this machine: a number, one per GPU, one per core, or GPUs where there are some.",
-        rich_help_panel=_LAUNCH,
-    ),
-]
 TlsCert = Annotated[
     Path | None,
     typer.Option(
@@ -48,25 +39,6 @@ TlsCa = Annotated[
     Path | None,
     typer.Option(
         "--tls-ca", metavar="FILE", help="The CA of every machine's, and of nobody else's.", rich_help_panel=_NODES
-    ),
-]
-MaxRestarts = Annotated[
-    int,
-    typer.Option(
-        "--max-restarts",
-        min=0,
-        help="Restarts of the whole job; 0 turns recovery off and passes the worker's exit code on.",
-        rich_help_panel=_RECOVERY,
-    ),
-]
-StopGrace = Annotated[
-    float,
-    typer.Option(
-        "--stop-grace",
-        min=0.1,
-        metavar="SECONDS",
-        help="Time for the last save after Ctrl-C or SIGTERM.",
-        rich_help_panel=_RECOVERY,
     ),
 ]
 Runs = Annotated[

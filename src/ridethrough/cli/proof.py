@@ -19,16 +19,19 @@ from ridethrough.ledger.summary import RunLedger, ledger_summary, read_run
 
 @dataclass(frozen=True)
 class ReferenceJob:
-    """`settings` are the job's own (preset, steps, ...), the same for all runs; `out` gets the live lines."""
+    """`settings` are the job's own (preset, steps, ...), the same for all runs; `out` gets the live lines; `options` go
+    to `ridethrough train` as they are."""
 
     settings: Mapping[str, Any]
     num_ranks: int
     root: Path
     out: TextIO
+    options: tuple[str, ...] = ()
 
     def run(self, run_id: str, title: str, schedule: Schedule | None = None) -> int:
         """Trains below the root, under the schedule; returns the exit code."""
         argv = ["train", "--nproc-per-node", str(self.num_ranks), "--runs", str(self.root), "--quiet"]
+        argv += self.options
         for key, value in self.settings.items():
             argv += ["--" + key.replace("_", "-"), str(value)]
         with _written(schedule, self.root / f"{run_id}.plan") as options:

@@ -8,7 +8,9 @@ import typer
 
 from ridethrough.cli import fault_options as fo
 from ridethrough.cli import launching as la
+from ridethrough.cli import run_options as ro
 from ridethrough.cli.command import App
+from ridethrough.cli.policy_file import PolicyFile, read_policy
 from ridethrough.cli.usage import usage_errors
 
 app = App()
@@ -24,9 +26,10 @@ _PRELOAD = ["ridethrough.train.loop", "ridethrough.train.options"]
 )
 def train(
     ctx: typer.Context,
-    nproc_per_node: la.NprocPerNode = "1",
-    max_restarts: la.MaxRestarts = 100,
-    stop_grace: la.StopGrace = 10.0,
+    nproc_per_node: ro.NprocPerNode = "1",
+    max_restarts: ro.MaxRestarts = 100,
+    stop_grace: ro.StopGrace = 10.0,
+    policy_file: PolicyFile = None,
     runs: la.Runs = None,
     run_id: la.RunId = None,
     quiet: la.Quiet = False,
@@ -53,7 +56,6 @@ def train(
         ridethrough train --nproc-per-node gpu --preset 1b --dtype bf16 --data tokens/
         ridethrough train --nproc-per-node 2 --fault-count 3 --fault-types exception,sigkill
     """
-    from ridethrough.generation.policy import Policy
     from ridethrough.launch.config import LaunchConfig
     from ridethrough.train.config import ConfigError, check
     from ridethrough.train.options import parse_args
@@ -81,7 +83,7 @@ def train(
         LaunchConfig(
             command=["-m", "ridethrough.train", *ctx.args],
             num_workers=workers,
-            policy=Policy(max_restarts=max_restarts, stop_grace_s=stop_grace),
+            policy=read_policy(ctx, policy_file),
             preload=_PRELOAD,
             echo=not quiet,
         ),

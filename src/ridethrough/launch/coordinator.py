@@ -108,7 +108,9 @@ class Coordinator:
             note_planned(self._run_dir, plan.generation)
         except OSError as error:
             why = "a coordinator that takes over would not wait for this world"
-            print(f"ridethrough coordinator: {error.filename}: {error.strerror}; {why}", file=sys.stderr)
+            print(
+                f"ridethrough coordinator: {error.filename or self._run_dir}: {error.strerror}; {why}", file=sys.stderr
+            )
         members = [
             {"rank": rank, "local_rank": local_rank, "node": node, "worker": worker}
             for rank, local_rank, node, worker in plan.members()

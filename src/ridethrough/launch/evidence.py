@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import signal
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -68,7 +69,6 @@ class Evidence:
         loop.call_later(_WRITE_S, self._keep, target, asked)
 
     def _note(self, target: Path, where: dict[str, Any]) -> None:
-        target.mkdir(mode=0o700, parents=True, exist_ok=True)
         _write(target / f"where-{self._node}.json", json.dumps(where, indent=1).encode())
 
     def keep_now(self, worker: WorkerProcess, epoch: int) -> None:
@@ -116,6 +116,11 @@ def _ago_s(now_ns: int, then_ns: int) -> float | None:
 
 
 def _write(path: Path, text: bytes) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    with os.fdopen(fd, "wb") as file:
-        file.write(text)
+    """Without space there is no evidence; the recovery goes on."""
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        with os.fdopen(fd, "wb") as file:
+            file.write(text)
+    except OSError as error:
+        print(f"ridethrough: {path} is not written: {error.strerror}", file=sys.stderr, flush=True)

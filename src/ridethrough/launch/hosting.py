@@ -10,7 +10,7 @@ from ridethrough.generation.machine import GenerationMachine
 from ridethrough.launch.config import LaunchConfig
 from ridethrough.launch.coordinator import Coordinator
 from ridethrough.launch.epoch import claim_epoch, planned_before
-from ridethrough.launch.last_words import last_words
+from ridethrough.launch.last_words import last_words, write_result
 from ridethrough.launch.server import CoordinatorServer
 from ridethrough.ledger.recorder import Recorder
 from ridethrough.ledger.rundir import RunDir
@@ -63,6 +63,6 @@ class HostedJob:
     def end(self, done: m.JobDone) -> int:
         """Closes the records and says how it ended; returns the exit code."""
         self.recorder.emit("job_end", code=done.code, reason=done.reason)
-        self._run.finish(done.code, done.reason)
+        write_result(self._run, done)
         last_words(self.coordinator.last_incident, done)
         return done.code

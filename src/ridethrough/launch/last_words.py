@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from ridethrough.generation import messages as m
+from ridethrough.ledger.rundir import RunDir
 
 
 def last_words(incident: m.IncidentDecided | None, done: m.JobDone) -> None:
@@ -20,6 +21,15 @@ def last_words(incident: m.IncidentDecided | None, done: m.JobDone) -> None:
         if root.traceback:
             out += [root.traceback.rstrip()]
     print("\n".join(out), file=sys.stderr, flush=True)
+
+
+def write_result(run: RunDir, done: m.JobDone) -> None:
+    """Into run.json. A disk that is full by now does not change how the job ended."""
+    try:
+        run.finish(done.code, done.reason)
+    except OSError as error:
+        said = f"the result is not in {run.path / 'run.json'}, which cannot be written: {error.strerror}"
+        print(f"ridethrough: {said}", file=sys.stderr, flush=True)
 
 
 def _first_line(text: str) -> str:

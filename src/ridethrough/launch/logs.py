@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import os
 import string
+import sys
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,6 +46,7 @@ class WorkerLog:
         self.path: Path | None = None
         self._pipes: dict[int, _Pipe] = {}
         self._ended = asyncio.Event()
+        self._is_lossy = False
 
     def begin(self, restarts: int) -> None:
         """Lines go to the file of this start."""
@@ -60,9 +63,10 @@ class WorkerLog:
         self._close_file()
         if self._folder is None:
             return
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.path = self._folder / name
-        self._fd = _append(self.path)
+        with self._said_once():
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._fd = _append(self._folder / name)
+            self.path = self._folder / name
 
     def attach(self, out: int, err: int) -> None:
         """Starts to read both pipes; takes them over."""
@@ -113,7 +117,8 @@ class WorkerLog:
 
     def _line(self, line: bytes, is_error: bool) -> None:
         if self._fd is not None:
-            os.write(self._fd, line + b"\n")
+            with self._said_once():
+                os.write(self._fd, line + b"\n")
         text = line.decode(errors="replace")
         self.tail.append(text)
         name = "err" if is_error else "out"
@@ -137,9 +142,19 @@ class WorkerLog:
 
     def _duplicate(self, name: str, text: str) -> None:
         if self._folder is not None:
-            fd = _append(self._folder / name)
-            os.write(fd, f"{self._prefix()}{text}\n".encode())
-            os.close(fd)
+            with self._said_once(), open(_append(self._folder / name), "wb", buffering=0) as file:
+                file.write(f"{self._prefix()}{text}\n".encode())
+
+    @contextlib.contextmanager
+    def _said_once(self) -> Iterator[None]:
+        """A disk that takes no more costs lines of the files, and nothing else."""
+        try:
+            yield
+        except OSError as error:
+            if not self._is_lossy:
+                self._is_lossy = True
+                missing = f"output of rank {self._rank} is missing in {self._folder}"
+                print(f"ridethrough: {missing}: {error.strerror}", file=sys.stderr, flush=True)
 
     def _close_file(self) -> None:
         if self._fd is not None:

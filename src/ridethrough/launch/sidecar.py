@@ -36,7 +36,7 @@ from ridethrough.launch.console import Console
 from ridethrough.launch.coordinator import Coordinator
 from ridethrough.launch.epoch import claim_epoch
 from ridethrough.launch.evidence import Evidence
-from ridethrough.launch.last_words import last_words
+from ridethrough.launch.last_words import last_words, write_result
 from ridethrough.launch.logs import WorkerLog
 from ridethrough.launch.server import CoordinatorServer
 from ridethrough.launch.store import StoreHost
@@ -120,7 +120,7 @@ class Sidecar:
             self._recorder.emit("intervals", longest_s=self._watch.intervals(), deadline_s=deadline_s)
         self._recorder.emit("job_end", code=done.code, reason=done.reason)
         if self._coordinator is not None:
-            self._run.finish(done.code, done.reason)
+            write_result(self._run, done)
             last_words(self._coordinator.last_incident, done)
         return done.code
 
