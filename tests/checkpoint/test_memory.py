@@ -112,9 +112,12 @@ def test_a_stop_saves_the_newest_state_in_memory_though_the_ranks_are_stuck(laun
 
 
 def test_a_state_that_is_not_finite_is_never_gone_back_to(launched: Any) -> None:
-    """Poison: weights are not finite from step 5 on; after the exception the job resumes before that."""
-    flags = ("--fault-at", "exception:0:8:forward")
-    assert launched.wait(run(launched, "p", *flags, nan_at=5, every=6, loaders=False)) == 0, launched.text()
+    """Poison: weights are not finite from step 5 on; after the exception the job resumes before that. The storage here
+    is too slow for the keeper's grace, which is the job's."""
+    flags = ("--fault-at", "exception:0:8:forward", "--stop-grace", "0.25")
+    env = {"RIDETHROUGH_FILE_HOOK": "hooks:slow", "SLOW_S": "0.3", "PYTHONPATH": str(HERE)}
+    assert launched.wait(run(launched, "p", *flags, env=env, nan_at=5, every=6, loaders=False)) == 0, launched.text()
+    assert "a keeper that is told to stop has 0.25 s" in launched.text()
     assert loads(launched, "p") == [(0, "fresh"), (4, "memory")]
     bad = [a for a in layout.scan(launched.folder / "ckpt-p") if a.step == 6 and ".g1." in a.attempt]
     assert all(a.state != "committed" for a in bad)

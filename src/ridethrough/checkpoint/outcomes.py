@@ -78,7 +78,7 @@ class Outcomes:
             self._grace_checked = True
             warnings.warn(
                 f"a checkpoint took {write_s:.3g} s to write, and a keeper that is told to stop has {grace_s:.3g} s: "
-                "what is only in memory then may be lost; save more often, or to faster storage",
+                "what is only in memory then may be lost; give it longer (--stop-grace), or faster storage",
                 stacklevel=2,
             )
 

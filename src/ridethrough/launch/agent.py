@@ -80,6 +80,7 @@ class NodeAgent:
         self._keeper = KeeperProcess(
             self._folder / "keeper.sock",
             run,
+            grace_s=config.policy.stop_grace_s,
             address=address if several else "",
             token=config.token,
             replicas=config.replicas,

@@ -14,19 +14,28 @@ from ridethrough.launch import guard
 from ridethrough.ledger.rundir import RunDir
 
 _RESTARTS = 5
-_STOP_LIMIT_S = 60.0
+_KILL_AFTER_S = 5.0  # behind the grace, which the keeper keeps by itself
 
 
 class KeeperProcess:
     """The background writer of checkpoints. It ends by itself when it gets SIGTERM, after the writes in flight."""
 
     def __init__(
-        self, path: Path, run: RunDir, *, address: str = "", token: str = "", replicas: int = 1, rate: float = 0.0
+        self,
+        path: Path,
+        run: RunDir,
+        *,
+        grace_s: float,
+        address: str = "",
+        token: str = "",
+        replicas: int = 1,
+        rate: float = 0.0,
     ) -> None:
-        """`address`: where keepers of other nodes reach this one; they prove that they know `token`."""
-        self._token = token
+        """`grace_s`: how long it may write once it is told to stop. `address`: where keepers of other nodes reach this
+        one; they prove that they know `token`."""
+        self._token, self._grace_s = token, grace_s
         self._argv = [sys.executable, "-m", "ridethrough.checkpoint.keeper", "--socket", str(path)]
-        self._argv += ["--run-dir", str(run.path)]
+        self._argv += ["--run-dir", str(run.path), "--grace", str(grace_s)]
         if address:
             self._argv += ["--address", address, "--replicas", str(replicas), "--replica-rate", str(rate)]
         self._process: subprocess.Popen[bytes] | None = None
@@ -46,7 +55,7 @@ class KeeperProcess:
             self._process.send_signal(signal.SIGUSR1)
 
     async def stop(self, again: asyncio.Event | None = None) -> None:
-        """Lets it finish its writes; kills it after a minute, or as soon as `again` is set."""
+        """Lets it finish its writes; kills it when its grace has long been over, or as soon as `again` is set."""
         if self._watcher is not None:
             self._watcher.cancel()
         if self._process is None or self._process.poll() is not None:
@@ -57,7 +66,7 @@ class KeeperProcess:
         waits = [asyncio.ensure_future(event.wait()) for event in (ended, again or asyncio.Event())]
         try:
             self._process.send_signal(signal.SIGTERM)
-            await asyncio.wait(waits, timeout=_STOP_LIMIT_S, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(waits, timeout=self._grace_s + _KILL_AFTER_S, return_when=asyncio.FIRST_COMPLETED)
         finally:
             asyncio.get_running_loop().remove_reader(pidfd)
             os.close(pidfd)
