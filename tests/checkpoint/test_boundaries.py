@@ -114,9 +114,9 @@ def test_shards_as_fsdp1_gives_them_are_refused_in_an_objects_state(tmp_path: Pa
 def test_too_little_memory_is_said_with_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(budget.POOL, "bytes_held", lambda: 0)
     monkeypatch.setattr(budget, "available_bytes", lambda: (1000, "cgroup /job"))
-    assert budget.slots_for(80, 2, False) == (6, "")
+    assert budget.slots_for(100, 2, False) == (5, "")
     slots, said = budget.slots_for(120, 2, False)
-    assert slots == 4 and "tight mode, 4 of 6 slots: a snapshot takes 120 bytes on each of 2 ranks" in said
+    assert slots == 4 and "tight mode, 4 of 5 slots: a snapshot takes 120 bytes on each of 2 ranks" in said
     assert budget.slots_for(200, 2, False)[0] == 0
     with pytest.raises(CheckpointError, match=r"takes 200 bytes on each of 2 ranks.*cgroup /job has 1000 bytes left"):
         budget.slots_for(200, 2, True)

@@ -1,8 +1,7 @@
 """How many snapshots of a state fit into host memory, decided before the first step and said with numbers.
 
-With the memory tier a rank has the base, a candidate, the newest and the one being filled: 4 slots keep the promise of
-one step while nothing is written. A save that is being written takes one more, and so does the next one, which waits
-for the writer: 6. Less than 3 keep no promise.
+With the memory tier a rank has the base, a candidate, the newest and the one being filled, and one more while a save is
+written: 5 slots. Less than 3 keep no promise.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from ridethrough.checkpoint.errors import CheckpointError
 from ridethrough.checkpoint.meeting import Meeting
 from ridethrough.checkpoint.state import State, local_of
 
-COMFORTABLE, TIGHT, LEAST = 6, 4, 3
+COMFORTABLE, LEAST = 5, 3
 _MOMENTS = {"betas": 2, "momentum": 1, "alpha": 1, "lr_decay": 1}  # an option that tells of tensors like the parameter
 
 
