@@ -146,6 +146,7 @@ MISSING_RUN = ["no-such-run", "--runs", "{runs}"]
         (["simulate", "--case", "/nowhere"], "/nowhere"),
         (["simulate", "--check", "/nowhere"], "/nowhere"),
         (["data", "prepare", "--text", "/nowhere", "--out", "{runs}/tokens"], "/nowhere"),
+        (["data", "prepare", "--text", "{script}", "--out", "/proc/nowhere"], "/proc/nowhere"),
         (["k8s", "init", "--profile", "abacus"], "abacus"),
         (["k8s", "render", "/nowhere.yaml"], "/nowhere.yaml"),
         (["k8s", "validate", "/nowhere.yaml"], "/nowhere.yaml"),

@@ -92,7 +92,9 @@ def _recovery(name: str, content: Content, made: Page) -> Iterator[str]:
     yield (
         f"Seconds from the fault; median of the runs (gloo time-out {size['timeout_s']:g} s, saves every "
         f"{size['save_every']} steps, schedule `{content['schedule_hash']}`). Detected: the first other rank left "
-        "or was ended. Goodput is of a job of a few seconds: it ranks, it does not foretell.\n"
+        "or was ended. Goodput is of a job of a few seconds: it ranks, it does not foretell. Infrastructure "
+        "goodput counts `init` as up: imports that a started script does inside it (each time) are up, those that "
+        "ridethrough does before it (once) are not.\n"
     )
     command = f"ridethrough bench recovery --mechanisms {','.join(names)} --faults {','.join(faults)}"
     reps = 1 + max(row["rep"] for row in content["results"])

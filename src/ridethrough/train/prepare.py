@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -23,6 +24,7 @@ import typer
 from ridethrough.train.corpus import INDEX, SPLITS, text_files
 from ridethrough.train.presets import BYTE_VOCAB
 
+_TELL_EVERY_S = 2.0
 _EXTRA = "needs the extra hf: pip install 'ridethrough[hf]'"
 
 
@@ -174,6 +176,16 @@ class _ShardWriter:
             self._file = None
 
 
+def _told(documents: Iterable[str]) -> Iterator[str]:
+    """The same documents; how many there were so far goes to standard error every few seconds."""
+    told_s = time.monotonic()
+    for count, document in enumerate(documents):
+        if time.monotonic() - told_s > _TELL_EVERY_S:
+            told_s = time.monotonic()
+            typer.echo(f"{count:,} documents", err=True)
+        yield document
+
+
 def command(
     out: str = typer.Option(..., "--out", help="empty or new folder for the shards"),
     text: str | None = typer.Option(None, "--text", help="text file or folder of text"),
@@ -201,7 +213,7 @@ def command(
         chosen = bytes_tokenizer() if tokenizer == "bytes" else hugging_face_tokenizer(tokenizer)
         documents = text_documents(text) if text else hugging_face_documents(str(dataset), subset, split, column)
         index = prepare(
-            documents,
+            _told(documents),
             chosen,
             Path(out),
             samples=samples,
@@ -209,7 +221,7 @@ def command(
             shard_tokens=shard_tokens,
             source=str(text or dataset),
         )
-    except PrepareError as e:
+    except (PrepareError, OSError) as e:
         typer.echo(f"ridethrough data prepare: {e}", err=True)
         raise typer.Exit(2) from None
     tokens = {name: sum(shard["tokens"] for shard in shards) for name, shards in index["splits"].items()}
