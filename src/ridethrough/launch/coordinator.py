@@ -86,9 +86,9 @@ class Coordinator:
         elif isinstance(action, m.Dismiss):
             self.deliver(action.node, m.JobDone(code=action.code, reason=action.reason))
         elif isinstance(action, m.JobDone):
-            forget_planned(self._run_dir)
             if not self.done.done():
                 self.done.set_result(action)
+            forget_planned(self._run_dir, self.machine.epoch)
         else:
             if isinstance(action, m.Enter) and action.plan.place == 0:
                 check_claim(self._run_dir, self.machine.epoch)

@@ -52,9 +52,10 @@ def planned_before(run_dir: Path) -> int:
         return 0
 
 
-def forget_planned(run_dir: Path) -> None:
-    """The job has ended."""
-    _planned(run_dir).unlink(missing_ok=True)
+def forget_planned(run_dir: Path, epoch: int) -> None:
+    """The job has ended. Nothing happens if that is a word of a coordinator whose claim is lost."""
+    if newest_epoch(run_dir) <= epoch:
+        _planned(run_dir).unlink(missing_ok=True)
 
 
 def _planned(run_dir: Path) -> Path:
