@@ -74,7 +74,8 @@ def recovery(
             "--straggle",
             min=0,
             metavar="SECONDS",
-            help="The rank to be struck stands still so long before, so that its peers wait in their collective.",
+            help="The rank to be struck stands still so long before, so that its peers wait in their collective: "
+            "longer than a step, and too short for a hang.",
         ),
     ] = 0.0,
     same_checkpoint: Annotated[
