@@ -117,7 +117,7 @@ def train(run: rt.Run) -> None:
             loss = model(drawn[0][1]).pow(2).mean()
         if step == OPTIONS["nan_at"] and run.generation == 1:
             loss = loss * float("nan")
-        if OPTIONS["spike_at"] and run.generation == 1 and step >= OPTIONS["spike_at"]:
+        if OPTIONS["spike_at"] and run.generation == 2 and step >= OPTIONS["spike_at"]:
             loss = loss * 1000
         if step == OPTIONS["raise_at"] and run.generation <= 2:
             raise RuntimeError("this state is bad")

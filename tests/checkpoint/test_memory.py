@@ -111,25 +111,19 @@ def test_a_stop_saves_the_newest_state_in_memory_though_the_ranks_are_stuck(laun
     check_alike(launched, "s", control, start=6)
 
 
-def test_a_state_that_is_not_finite_is_never_gone_back_to(launched: Any) -> None:
-    """Poison: weights are not finite from step 5 on; after the exception the job resumes before that. The storage here
-    is too slow for the keeper's grace, which is the job's."""
-    flags = ("--fault-at", "exception:0:8:forward", "--stop-grace", "0.25")
+def test_a_state_that_is_not_finite_or_behind_a_loss_spike_is_never_gone_back_to(launched: Any) -> None:
+    """Poison: weights are not finite from step 5 on, and the exception in 8 takes the job back to 4; then the losses of
+    14 and 15 are a thousand times the usual, and that in 16 takes it back to 13. The storage here is too slow for the
+    keeper's grace, which is the job's."""
+    flags = ("--fault-at", "exception:0:8:forward", "--fault-at", "exception:0:16:forward", "--stop-grace", "0.25")
+    more = {"nan_at": 5, "spike_at": 14, "spike_factor": 20.0, "every": 6, "loaders": False, "steps": 18}
     env = {"RIDETHROUGH_FILE_HOOK": "hooks:slow", "SLOW_S": "0.3", "PYTHONPATH": str(HERE)}
-    assert launched.wait(run(launched, "p", *flags, env=env, nan_at=5, every=6, loaders=False)) == 0, launched.text()
-    assert "a keeper that is told to stop has 0.25 s" in launched.text()
-    assert loads(launched, "p") == [(0, "fresh"), (4, "memory")]
+    assert launched.wait(run(launched, "p", *flags, env=env, **more)) == 0, launched.text()
+    assert loads(launched, "p") == [(0, "fresh"), (4, "memory"), (13, "memory")]
     bad = [a for a in layout.scan(launched.folder / "ckpt-p") if a.step == 6 and ".g1." in a.attempt]
     assert all(a.state != "committed" for a in bad)
-    assert "nan" not in notes(launched, "p", 0)[16]["loss"]
-
-
-def test_a_state_behind_a_loss_spike_is_not_gone_back_to(launched: Any) -> None:
-    """The losses of steps 10 and 11 are a thousand times the usual; the exception in 12 takes the job back to 9."""
-    flags = ("--fault-at", "exception:0:12:forward")
-    more = {"spike_at": 10, "spike_factor": 20.0, "every": None, "loaders": False}
-    assert launched.wait(run(launched, "k", *flags, **more)) == 0, launched.text()
-    assert loads(launched, "k") == [(0, "fresh"), (9, "memory")]
+    assert "nan" not in notes(launched, "p", 0)[18]["loss"]
+    assert "a keeper that is told to stop has 0.25 s" in launched.text()
 
 
 def test_a_state_that_fails_again_is_passed_over_for_an_older_one(launched: Any, control: Any) -> None:
