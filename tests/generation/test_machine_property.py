@@ -130,6 +130,12 @@ class AnyJob(RuleBasedStateMachine):
         process = inside[index % len(inside)]
         self.world.fail(process, "ValueError: the same" if same else f"ValueError: {index}")
 
+    @rule(index=INDEX)
+    def a_node_is_unfit(self, index: int) -> None:
+        agent = self.live(index)
+        generation = agent.plan.generation if agent.plan is not None else 0
+        agent.outbox.append(m.NodeUnfit(node=agent.id, generation=generation, why="check nic failed"))
+
     @precondition(lambda self: self.world.processes())
     @rule(index=INDEX, unkillable=st.sampled_from([False, False, False, True]))
     def a_process_hangs(self, index: int, unkillable: bool) -> None:

@@ -373,6 +373,44 @@ def test_the_same_rank_again_without_progress_moves_to_another_node() -> None:
     assert [n.id for n in job.machine.members.standby] == ["b"]
 
 
+def test_a_failed_check_of_a_node_gives_its_place_to_a_standby() -> None:
+    job = Job("abc", min_nodes=2, max_nodes=2).running()
+    job.raised("w0-2", rank=1, node="b")
+    assert job(m.NodeUnfit(node="a", generation=1, why="check nic failed: eth1")) == []
+    assert job.exited("w0-1", killed_by_us=True, signal=9)[:1] == ["fault sigkill"]
+    assert job.ready("w0-2")[:1] == ["all out 1"]
+    assert [n.id for n in job.machine.members.active] == ["c", "b"]
+    job.open_store()
+    job.ready(*[w.id for w in job.machine.members.workers() if w.state == "starting"])
+    (incident,) = [a for a in job.said if isinstance(a, m.IncidentDecided)]
+    assert (incident.root.rank, incident.rung) == (1, "replace_node")
+    assert incident.why.endswith("; a: check nic failed: eth1")
+    assert job.machine.plan is not None and [n.node for n in job.machine.plan.nodes] == ["c", "b"]
+    assert [n.id for n in job.machine.members.standby] == ["a"]
+
+
+def test_without_a_standby_an_unfit_node_keeps_its_place_with_a_new_process() -> None:
+    job = Job("ab").running()
+    job.raised("w0-2", rank=1, node="b")
+    job(m.NodeUnfit(node="a", generation=1, why="check nic failed: eth1"))
+    job.exited("w0-1", killed_by_us=True, signal=9)
+    job.ready("w0-2")
+    job.open_store()
+    job.ready(*[w.id for w in job.machine.members.workers() if w.state == "starting"])
+    (incident,) = [a for a in job.said if isinstance(a, m.IncidentDecided)]
+    assert incident.rung == "replace_process"
+    assert job.machine.plan is not None and [n.node for n in job.machine.plan.nodes] == ["a", "b"]
+
+
+def test_a_late_word_of_an_unfit_node_evicts_nobody() -> None:
+    job = Job("abc", min_nodes=2, max_nodes=2).running()
+    job(m.NodeUnfit(node="a", generation=1, why="not while it runs"))
+    job.raised("w0-2", rank=1, node="b")
+    job(m.NodeUnfit(node="a", generation=0, why="of an older generation"))
+    job.ready("w0-1", "w0-2")
+    assert [n.id for n in job.machine.members.active] == ["a", "b"]
+
+
 # --- planned stop ----------------------------------------------------------------------------------------------------
 
 STOP = m.StopRequested(cause="SIGTERM", code=82, grace_s=10.0)

@@ -33,12 +33,13 @@ class Cluster:
             name="coordinator",
         )
 
-    def agent(self, name: str, token: str | None = None) -> Any:
+    def agent(self, name: str, token: str | None = None, env: dict[str, str] | None = None) -> Any:
         return self._start(
             *("run", "--nnodes", self.nnodes, "--nproc-per-node", "2", "--rdzv-endpoint", self.endpoint, "--join"),
             *("--token-file", token or str(self.job.token), "--runs", "runs", "--run-id", "a", *self.options),
             *(COUNT, str(self.job.out), str(self.steps)),
             name=name,
+            env=env,
         )
 
     def train(self) -> tuple[Any, Any, Any]:
@@ -70,9 +71,14 @@ class Cluster:
         """As if nothing had happened, on all four ranks."""
         assert self.job.results() == [expected(self.steps, 4)] * 4
 
-    def _start(self, *args: str, name: str) -> Any:
-        self.running.append(self.job.start(*args, name=name))
+    def _start(self, *args: str, **how: Any) -> Any:
+        self.running.append(self.job.start(*args, **how))
         return self.running[-1]
+
+
+def nodes(job: Any) -> set[str]:
+    """Whose agents are up: each has started a process."""
+    return {event["node"] for event in job.events("a", "worker_spawn")}
 
 
 def pids(job: Any, generation: int) -> dict[int, int]:
@@ -97,6 +103,32 @@ def test_a_lost_node_is_replaced_by_the_standby(job: Any) -> None:
     cluster.check_results()
     (incident,) = job.events("a", "incident")
     assert (incident["class"], incident["rung"]) == ("node_loss", "replace_node")
+
+
+def test_a_node_that_fails_its_check_gives_its_place_to_the_standby(job: Any) -> None:
+    """A rank of the other node dies; before it enters again, the sick one finds out that it is sick."""
+    (job.folder / "policy.json").write_text('{"evict_on": ["user"], "rebuild_limit_s": 60}')
+    cluster = Cluster(job, "2", 5000, "--policy", str(job.folder / "policy.json"))
+    coordinator, sick = cluster.coordinator(), job.folder / "sick"
+    cluster.agent("a", env={"SICK": str(sick)})
+    wait_until(lambda: len(nodes(job)) == 1, job.text)
+    (sick_node,) = nodes(job)
+    cluster.agent("b"), cluster.agent("c")
+    wait_until(lambda: len(nodes(job)) == 3, job.text)
+    cluster.reach(20)
+    sick.touch()
+    first = job.events("a", "plan")[0]["members"]
+    victim = next(member["rank"] for member in first if member["node"] != sick_node)
+    os.kill(pids(job, 1)[victim], signal.SIGKILL)
+    wait_until(lambda: len(pids(job, 2)) == 4, lambda: f"no second generation:\n{job.text()}")
+    cluster.go_on(3)
+    (incident,) = job.events("a", "incident")
+    assert (incident["class"], incident["rank"], incident["rung"]) == ("sigkill", victim, "replace_node")
+    assert f"{sick_node}: check user failed" in incident["why"]
+    assert {member["node"] for member in first} > {sick_node}
+    assert sick_node not in {member["node"] for member in job.events("a", "plan")[1]["members"]}
+    coordinator.send_signal(signal.SIGINT)
+    cluster.all_end(130)
 
 
 def test_who_comes_after_the_end_or_with_another_job_does_not_wait(job: Any) -> None:

@@ -90,7 +90,7 @@ def num_connections() -> int:
 
 def test_connections_are_held_until_the_next_groups_have_worked() -> None:
     before = num_connections()
-    ours = Groups(store_port=0)
+    ours = Groups(store_port=0, abort_limit_s=3.0)
     ours.opening(True)
     groups = make_groups()
     ours.opening(False)

@@ -113,21 +113,23 @@ def test_nothing_is_raised_in_a_held_section_or_after_disarming() -> None:
 
 def test_the_gate_names_what_is_not_as_it_was() -> None:
     before = gate.baseline()
-    assert gate.why_not(before, None, aborted=True) == ""
-    assert gate.why_not(before, ValueError("x"), aborted=True) == ""
-    assert "abort" in gate.why_not(before, None, aborted=False)
-    assert "CUDA failed" in gate.why_not(before, RuntimeError("CUDA error: device-side assert"), aborted=True)
+    assert gate.why_not(before, None, aborted=True, limit_s=1.0) == ""
+    assert gate.why_not(before, ValueError("x"), aborted=True, limit_s=1.0) == ""
+    assert "abort" in gate.why_not(before, None, aborted=False, limit_s=1.0)
+    assert "CUDA failed" in gate.why_not(
+        before, RuntimeError("CUDA error: device-side assert"), aborted=True, limit_s=1.0
+    )
     with torch.inference_mode():
-        assert "inference is True (was False)" in gate.why_not(before, None, aborted=True)
+        assert "inference is True (was False)" in gate.why_not(before, None, aborted=True, limit_s=1.0)
     with torch.device("meta"):
-        assert "default device is meta (was cpu)" in gate.why_not(before, None, aborted=True)
+        assert "default device is meta (was cpu)" in gate.why_not(before, None, aborted=True, limit_s=1.0)
 
 
 def test_a_foreign_communicator_closes_the_gate(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
     monkeypatch.setitem(sys.modules, "mpi4py.MPI", object())
-    assert "mpi4py.MPI holds connections" in gate.why_not(gate.baseline(), None, aborted=True)
+    assert "mpi4py.MPI holds connections" in gate.why_not(gate.baseline(), None, aborted=True, limit_s=1.0)
 
 
 def test_classes_and_fatality() -> None:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from restart_job import HERE, left_behind, read
 
+from ridethrough.generation.policy import Policy
 from ridethrough.health.heartbeat import HeartbeatPage
 from ridethrough.ledger.recorder import Recorder
 from ridethrough.restart.generation import Place, Stage
@@ -27,7 +28,7 @@ def test_a_step_costs_far_less_than_half_a_per_cent(tmp_path: Path) -> None:
     """CPU seconds of the added code per step, with four phases, the page and the ledger; a step of 0.5 s may cost
     2.5 ms."""
     (tmp_path / "events").mkdir()
-    place = Place(0, 1, 0, 0, 1, 1, 0, "127.0.0.1", 0, "", 0, {})
+    place = Place(0, 1, 0, 0, 1, 1, 0, "127.0.0.1", 0, "", 0, {}, Policy())
     page = HeartbeatPage(tmp_path / "page", create=True)
     recorder = Recorder(tmp_path, "worker")
     run = Run(place, torch.device("cpu"), Stage(1), run_dir=tmp_path, recorder=recorder, page=page, interrupter=None)

@@ -94,6 +94,14 @@ class Ending(JobState):
             self._kill(worker, decision.why)
         return True
 
+    def _replace_unfit(self) -> None:
+        """As many as there are standby nodes; the others go on with new processes."""
+        for node, why in list(self._unfit.items())[: self.members.num_standby]:
+            if self.members.place_of(node) is not None:
+                self._incident.takes_node(f"{node}: {why}")
+                self._evict(node)
+        self._unfit.clear()
+
     def _evict(self, node: str) -> None:
         """The node's place goes to a standby; it waits behind the others, or is cordoned."""
         name = self.members.name_of(node)

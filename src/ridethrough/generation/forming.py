@@ -26,6 +26,7 @@ class Forming(Ending):
                 rank = place * self.members.num_workers
                 self._report("", node, rank, "preemption", "user", cause)
         if not self._incident.open or self._decide():
+            self._replace_unfit()
             self.phase = "forming"
 
     def _form(self) -> None:

@@ -90,6 +90,12 @@ class Incident:
         self._told.clear()
         return decision, root, out
 
+    def takes_node(self, why: str) -> None:
+        """What was decided also takes a node out."""
+        if self._decided is not None:
+            update = {"rung": "replace_node", "why": f"{self._decided.why}; {why}"}
+            self._decided = self._decided.model_copy(update=update)
+
     def settle(self, rung: Rung | None = None) -> list[IncidentDecided]:
         """What was kept back, if anything; with the rung that it came to in the end."""
         decided, self._decided = self._decided, None

@@ -47,6 +47,7 @@ class JobState:
         self._learner = Learner(self.policy.learn_limit_s)
         self._planned: PlannedEnd | None = None
         self._noticed: dict[str, str] = {}
+        self._unfit: dict[str, str] = {}
         self._killed: dict[str, float] = {}
         self._deadline_s: float | None = None
         self._check_starts_s = 0.0

@@ -59,6 +59,16 @@ class NodeLeft(_Message):
     lost: bool = False
 
 
+class NodeUnfit(_Message):
+    """A rank that leaves the generation found a health check failed that takes a node out (`evict_on`): another node
+    should have this one's place."""
+
+    kind: Literal["node_unfit"] = "node_unfit"
+    node: str
+    generation: int
+    why: str
+
+
 class WorkerReady(_Message):
     """A worker is outside of any generation and can enter the next one. `left` is the last generation it was in."""
 
@@ -197,6 +207,7 @@ Event = Annotated[
     NodeJoined
     | NodeRejoined
     | NodeLeft
+    | NodeUnfit
     | WorkerReady
     | WorkerEntered
     | WorkerFaulted

@@ -66,12 +66,19 @@ class NodeEvents(Forming):
         elif self._planned is not None and self._planned.code is None:
             self._planned.deadline_s = min(self._planned.deadline_s, deadline_s)
 
+    def _on_node_unfit(self, event: m.NodeUnfit) -> None:
+        """Its ranks are on their way out: the place is given away when all are."""
+        current = event.generation == self.generation and self.phase == "leaving"
+        if current and self.members.place_of(event.node) is not None:
+            self._unfit.setdefault(event.node, event.why)
+
     def _lose(self, node: str, fault_class: FaultClass, cause: str) -> None:
         """A node is gone with all of its workers: one report, for its first rank."""
         place, name = self.members.place_of(node), self.members.name_of(node)
         gone = self.members.remove(node)
         self._formation.store.lost(node)
         self._noticed.pop(node, None)
+        self._unfit.pop(node, None)
         if place is None:
             return
         if fault_class == "node_loss":

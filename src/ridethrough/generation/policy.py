@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 _HEAD = "| setting | default | what it does |"
 _PER_DOUBLING = 1024  # ranks: a limit that grows is twice as long with so many, three times with twice as many
+
+HealthCheck = Literal["ecc", "nvlink", "recovery_action", "nic", "memory", "disk", "user"]
+"""Checks that a rank makes before it enters another generation; `user` is the `check` given to `rt.run`."""
 
 
 class Policy(BaseModel):
@@ -72,8 +75,14 @@ class Policy(BaseModel):
     replace_node_after: int = Field(
         3, ge=1, description="The same, its node gives its place to a standby node, if there is one."
     )
-    evict_on: tuple[str, ...] = Field(
-        ("gpu", "nvlink", "nic"), description="Health checks whose FAIL takes a node out; UNAVAILABLE never does."
+    evict_on: tuple[HealthCheck, ...] = Field(
+        ("ecc", "nvlink", "recovery_action", "nic"),
+        description="Health checks whose FAIL takes the node out: its place goes to a standby node, if there is one, "
+        "else the process is replaced. UNAVAILABLE takes nobody out. The checks: `ecc`, `nvlink`, `recovery_action` "
+        "(the driver's), `nic`, `memory`, `disk`, `user`.",
+    )
+    replace_process_on: tuple[HealthCheck, ...] = Field(
+        ("user",), description="Health checks whose FAIL takes the process out. Any other FAIL is only recorded."
     )
     cordon_after: int = Field(
         2,
@@ -91,7 +100,9 @@ class Policy(BaseModel):
     interrupt_after_s: float = Field(
         0.2, ge=0, description="A thread that has not left by itself is interrupted after this time."
     )
-    gate_limit_s: float = Field(1.0, gt=0, description="Checks before a process may enter again; then it is replaced.")
+    gate_limit_s: float = Field(
+        1.0, gt=0, description="Limit of each check before a process may enter again; one that takes longer has failed."
+    )
     abort_limit_s: float = Field(3.0, gt=0, description="Aborting a process group; then the process is replaced.")
     leave_limit_s: float = Field(
         2.0, gt=0, description="Who has not left by then is killed and replaced. Grows with the world."

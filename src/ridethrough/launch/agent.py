@@ -217,6 +217,7 @@ class NodeAgent:
                     "prefix": plan.prefix,
                     "restarts": plan.restarts,
                     "resume": plan.resume,
+                    "policy": self.config.policy.changed(),
                 },
             )
 

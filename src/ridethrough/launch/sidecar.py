@@ -235,6 +235,7 @@ class Sidecar:
                 "prefix": plan.prefix,
                 "restarts": plan.restarts,
                 "resume": plan.resume,
+                "policy": self._policy.changed(),
             },
         )
 

@@ -94,6 +94,8 @@ class WorkerLink:
         elif kind == "entered":
             self._report(m.WorkerEntered(worker=worker.id, generation=message["generation"]))
         elif kind == "replace":
+            if message["node"]:
+                self._report(m.NodeUnfit(node=self._node, generation=worker.generation, why=message["why"]))
             self._replace(worker, message["why"])
         elif kind == "fault":
             fields = {**message["report"], "worker": worker.id, "node": self._node, "pid": worker.pid}

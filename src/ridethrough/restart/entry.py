@@ -13,6 +13,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
+from ridethrough.generation.policy import Policy
 from ridethrough.health.heartbeat import HeartbeatPage
 from ridethrough.ledger.recorder import Recorder
 from ridethrough.restart.generation import Place, Stage
@@ -98,6 +99,7 @@ def _once(train: Callable[[Run], _T], process_group: bool, timeout_s: float) -> 
         prefix="",
         restarts=0,
         resume={},
+        policy=Policy(),
     )
     run_dir = Path(env["RIDETHROUGH_RUN_DIR"]) if "RIDETHROUGH_RUN_DIR" in env else None
     device = device_of(place)

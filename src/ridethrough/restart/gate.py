@@ -12,7 +12,6 @@ import torch
 from ridethrough.restart.exceptions import classify
 from ridethrough.restart.thread_state import difference, modes
 
-_SYNC_LIMIT_S = 1.0
 _MEMORY_SLACK_BYTES = 64 << 20
 # They hold connections to the peers that torch knows nothing of, and that nobody can cut or make anew.
 _FOREIGN = ("mpi4py.MPI", "horovod.torch", "nvshmem", "nvshmem.core", "deep_ep", "cupy.cuda.nccl", "mscclpp", "bagua")
@@ -31,9 +30,9 @@ def baseline() -> Baseline:
     return Baseline(modes(), torch.cuda.memory_allocated() if _cuda_used() else 0)
 
 
-def why_not(before: Baseline, error: BaseException | None, *, aborted: bool) -> str:
+def why_not(before: Baseline, error: BaseException | None, *, aborted: bool, limit_s: float) -> str:
     """Why this process must not enter again, for people; empty if it may. Main thread, after everything of the
-    generation has been let go; takes at most a second. `aborted`: NCCL's abort came to its end in time."""
+    generation has been let go; waits for the GPU at most `limit_s`. `aborted`: NCCL's abort came to its end in time."""
     if error is not None and classify(error) == "gpu":
         return f"CUDA failed: {_first_line(error)}"
     if not aborted:
@@ -44,11 +43,11 @@ def why_not(before: Baseline, error: BaseException | None, *, aborted: bool) -> 
     changed = difference(before.modes, modes())
     if changed:
         return f"torch's modes were left switched: {changed}"
-    return _cuda(before) if _cuda_used() else ""
+    return _cuda(before, limit_s) if _cuda_used() else ""
 
 
-def _cuda(before: Baseline) -> str:
-    sick = _synchronize()
+def _cuda(before: Baseline, limit_s: float) -> str:
+    sick = _synchronize(limit_s)
     if sick:
         return sick
     graphs = [o for o in gc.get_objects() if isinstance(o, torch.cuda.CUDAGraph)]
@@ -61,7 +60,7 @@ def _cuda(before: Baseline) -> str:
     return ""
 
 
-def _synchronize() -> str:
+def _synchronize(limit_s: float) -> str:
     """A sticky error shows at the next synchronization; a GPU that hangs never comes to its end."""
     told: list[str] = []
     device = torch.cuda.current_device()
@@ -75,8 +74,8 @@ def _synchronize() -> str:
 
     thread = threading.Thread(target=wait, name="ridethrough-gate", daemon=True)
     thread.start()
-    thread.join(_SYNC_LIMIT_S)
-    return told[0] if told else "the GPU did not come to an end within a second"
+    thread.join(limit_s)
+    return told[0] if told else f"the GPU did not come to an end within {limit_s:g} s"
 
 
 def _cuda_used() -> bool:

@@ -6,6 +6,7 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
+from ridethrough.generation.policy import Policy
 from ridethrough.restart.exceptions import LeaveGeneration
 
 _HOLD_LIMIT_S = 60.0
@@ -13,7 +14,7 @@ _HOLD_LIMIT_S = 60.0
 
 @dataclass(frozen=True)
 class Place:
-    """This rank's part of the plan."""
+    """This rank's part of the plan, and the job's limits."""
 
     epoch: int
     generation: int
@@ -27,10 +28,12 @@ class Place:
     prefix: str
     restarts: int
     resume: dict[str, Any]
+    policy: Policy
 
     @classmethod
     def from_message(cls, message: dict[str, Any]) -> Place:
-        return cls(**{name: message[name] for name in cls.__dataclass_fields__})
+        told = {name: message[name] for name in cls.__dataclass_fields__}
+        return cls(**{**told, "policy": Policy(**told["policy"])})
 
 
 class Stage:

@@ -28,7 +28,6 @@ from ridethrough.restart.sockets import (
     tcp_sockets,
 )
 
-_ABORT_LIMIT_S = 3.0
 _STORE_TIMEOUT_S = 60.0
 
 _current: Groups | None = None
@@ -42,8 +41,9 @@ _held: list[socket.socket] = []  # of the groups in the graveyard: peers may sti
 class Groups:
     """Makes the default group and knows the connections of every other group that the training function makes."""
 
-    def __init__(self, store_port: int) -> None:
+    def __init__(self, store_port: int, abort_limit_s: float) -> None:
         self._store_port = store_port
+        self._abort_limit_s = abort_limit_s
         self._lock = threading.Lock()
         self._loops: list[GlooLoop] = []
         self._others: list[TcpSocket] = []  # of groups without a loop that we can look into
@@ -140,7 +140,7 @@ class Groups:
         """Frees the main thread if it is blocked in a collective or in the store. Any thread, repeatable."""
         self.cut_connections()
         if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            self.aborted = _abort_nccl()
+            self.aborted = _abort_nccl(self._abort_limit_s)
 
     def cut_connections(self) -> None:
         """The part of `cut` that may be repeated until the main thread is out. Any thread."""
@@ -201,7 +201,7 @@ def _install_hook() -> None:
     c10d._new_process_group_helper = noting
 
 
-def _abort_nccl() -> bool:
+def _abort_nccl(limit_s: float) -> bool:
     """Aborts all NCCL groups in parallel: one after the other, each waits for the others' peers. False: one failed, or
     did not end in time."""
     done: list[None] = []
@@ -218,7 +218,7 @@ def _abort_nccl() -> bool:
                 threads.append(threading.Thread(target=abort, args=(backend,), name="ridethrough-abort", daemon=True))
     for thread in threads:
         thread.start()
-    end = time.monotonic() + _ABORT_LIMIT_S
+    end = time.monotonic() + limit_s
     for thread in threads:
         thread.join(max(0.0, end - time.monotonic()))
     return len(done) == len(threads)

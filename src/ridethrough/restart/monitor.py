@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ridethrough.generation.policy import Policy
 from ridethrough.health.heartbeat import HeartbeatPage
 from ridethrough.restart import flight_recorder
 from ridethrough.restart.generation import Stage
@@ -17,9 +18,8 @@ from ridethrough.restart.groups import Groups
 from ridethrough.restart.interrupt import Interrupter
 from ridethrough.restart.link import Link
 
-_CUT_WAIT_S = 5.0  # beyond the limit of NCCL's abort
+_CUT_MARGIN_S = 2.0  # beyond the limit of NCCL's abort
 _BEAT_S = 0.1
-_INTERRUPT_AFTER_S = 0.2
 _INTERRUPT_EVERY_S = 0.05
 
 
@@ -34,6 +34,7 @@ class Monitor:
         self._stage: Stage | None = None
         self._groups: Groups | None = None
         self._cut_at: float | None = None
+        self._policy = Policy()
         self._lock = threading.Lock()
         self.inbox: queue.Queue[dict[str, Any]] = queue.Queue()
         self._thread = threading.Thread(target=self._run, name="ridethrough-monitor", daemon=True)
@@ -41,9 +42,10 @@ class Monitor:
     def start(self) -> None:
         self._thread.start()
 
-    def watch(self, stage: Stage, groups: Groups) -> None:
+    def watch(self, stage: Stage, groups: Groups, policy: Policy) -> None:
         """Main thread, before it enters a generation."""
         with self._lock:
+            self._policy = policy
             self._stage, self._groups, self._cut_at = stage, groups, None
 
     def cut(self, stage: Stage) -> None:
@@ -56,7 +58,7 @@ class Monitor:
                 self._cut_at = time.monotonic()
             groups = self._groups
         if not mine:
-            stage.cut.wait(_CUT_WAIT_S)
+            stage.cut.wait(self._policy.abort_limit_s + _CUT_MARGIN_S)
             return
         try:
             if groups is not None:
@@ -106,5 +108,5 @@ class Monitor:
         groups = self._groups
         if groups is not None:
             groups.cut_connections()
-        if self._cut_at is not None and time.monotonic() - self._cut_at >= _INTERRUPT_AFTER_S:
+        if self._cut_at is not None and time.monotonic() - self._cut_at >= self._policy.interrupt_after_s:
             self._interrupter.fire()

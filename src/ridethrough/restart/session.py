@@ -29,7 +29,7 @@ from ridethrough.restart.interrupt import Interrupter
 from ridethrough.restart.link import Link
 from ridethrough.restart.monitor import Monitor
 from ridethrough.restart.run_object import Run
-from ridethrough.restart.well import Wellness
+from ridethrough.restart.well import Unfit, Wellness
 
 _T = TypeVar("_T")
 _KILL_WAIT_S = 10.0
@@ -88,8 +88,9 @@ class Session:
     def _generation(self, train: Callable[[Run], _T], place: Place) -> bool:
         """One generation in a function of its own, so that no local of it survives; True when the job is done."""
         stage = Stage(place.generation)
-        groups = Groups(place.master_port)
-        self._monitor.watch(stage, groups)
+        policy = place.policy
+        groups = Groups(place.master_port, policy.abort_limit_s)
+        self._monitor.watch(stage, groups, policy)
         self._enter(place)
         run = Run(
             place,
@@ -111,10 +112,11 @@ class Session:
         self._error = _without_frames(error)
         parts = [("unwound", time.monotonic_ns())]
         self._leave(run, stage, groups, place, parts)
-        why = gate.why_not(self._baseline, error, aborted=groups.aborted) or self._wellness.look(run.record)
+        why = gate.why_not(self._baseline, error, aborted=groups.aborted, limit_s=policy.gate_limit_s)
+        unfit = self._wellness.look(run.record, policy, why)
         run.record("left", parts=[*parts, ("gate", time.monotonic_ns())])
-        if why:
-            self._ask_to_be_replaced(why)
+        if unfit is not None:
+            self._ask_to_be_replaced(unfit)
         return False
 
     def _end_of_job(self, code: int) -> NoReturn:
@@ -123,10 +125,10 @@ class Session:
             raise self._error
         raise SystemExit(code)
 
-    def _ask_to_be_replaced(self, why: str) -> None:
+    def _ask_to_be_replaced(self, unfit: Unfit) -> None:
         """The agent kills this process; what it has to say must not be lost in its last moments."""
-        print(f"ridethrough: this process is replaced: {why}", flush=True)
-        self._link.send({"t": "replace", "why": why})
+        print(f"ridethrough: this process is replaced: {unfit.why}", flush=True)
+        self._link.send({"t": "replace", "why": unfit.why, "node": unfit.node})
         time.sleep(_KILL_WAIT_S)
         os._exit(REPLACE_ME)  # the agent did not kill it in time
 

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from ridethrough.generation.policy import Policy
 from ridethrough.health import checks
 from ridethrough.health.gpu import GpuBaseline, gpu_baseline, gpu_checks
 
-# A new process has the same memory, disk and network: those are reported, and end the job only through what they break.
-_EVICTS = frozenset({"ecc", "nvlink", "recovery_action", "user"})
+
+@dataclass(frozen=True)
+class Unfit:
+    """What failed, for people. `node`: another node should have the place, else another process."""
+
+    why: str
+    node: bool
 
 
 class Wellness:
-    """Knows how the machine was at the start. Main thread; `look` takes a second at most, `meet_gpu` no time."""
+    """Knows how the machine was at the start. Main thread; `look` takes `gate_limit_s` at most, `meet_gpu` no time."""
 
     def __init__(self, run_dir: Path | None, users: Callable[[], object] | None) -> None:
         self._run_dir, self._users = run_dir, users
@@ -36,17 +43,18 @@ class Wellness:
 
         threading.Thread(target=meet, name="ridethrough-meet-gpu", daemon=True).start()
 
-    def look(self, record: Callable[..., None]) -> str:
-        """Runs the checks and records each; returns why this process must be replaced, empty if it need not be."""
-        chosen: dict[str, checks.Check] = {"memory": checks.memory, "links": checks.links(self._links)}
+    def look(self, record: Callable[..., None], policy: Policy, why: str = "") -> Unfit | None:
+        """Runs the checks and records each; None if nothing failed by which the policy takes anybody out. `why`: what
+        speaks against this process already; the machine may be the cause of it."""
+        chosen: dict[str, checks.Check] = {"memory": checks.memory, "nic": checks.links(self._links)}
         if self._run_dir is not None:
             chosen["disk"] = checks.disk(self._run_dir)
         if self._users is not None:
             chosen["user"] = checks.users_check(self._users)
         if self._gpu_met:
             chosen.update(gpu_checks(self._gpu))
-        why = []
-        for outcome in checks.run_checks(chosen):
+        failed: dict[str, str] = {}
+        for outcome in checks.run_checks(chosen, policy.gate_limit_s):
             record(
                 "health",
                 check=outcome.check,
@@ -54,6 +62,7 @@ class Wellness:
                 detail=outcome.detail,
                 seconds=round(outcome.seconds, 4),
             )
-            if outcome.status == "FAIL" and outcome.check in _EVICTS:
-                why.append(f"check {outcome.check} failed: {outcome.detail}")
-        return "; ".join(why)
+            if outcome.status == "FAIL" and outcome.check in (*policy.evict_on, *policy.replace_process_on):
+                failed[outcome.check] = f"check {outcome.check} failed: {outcome.detail}"
+        reasons = [*([why] if why else []), *failed.values()]
+        return Unfit("; ".join(reasons), node=not failed.keys().isdisjoint(policy.evict_on)) if reasons else None

@@ -44,4 +44,9 @@ def train(run: rt.Run) -> None:
         (OUT / f"result-{run.rank}.json").write_text(json.dumps({"total": total, "pid": os.getpid()}))
 
 
-rt.run(train)
+def well() -> bool:
+    """Not once the file that SICK names is there: a machine that breaks."""
+    return "SICK" not in os.environ or not Path(os.environ["SICK"]).exists()
+
+
+rt.run(train, check=well)
