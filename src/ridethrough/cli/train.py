@@ -67,6 +67,7 @@ def train(
         la.check_machine(workers)
         config = parse_args(list(ctx.args))
         check(config, workers)
+    policy = read_policy(ctx, policy_file)
     schedule = fo.schedule_from_options(
         count=fault_count,
         seed=fault_seed,
@@ -83,7 +84,7 @@ def train(
         LaunchConfig(
             command=["-m", "ridethrough.train", *ctx.args],
             num_workers=workers,
-            policy=read_policy(ctx, policy_file),
+            policy=policy,
             preload=_PRELOAD,
             echo=not quiet,
         ),

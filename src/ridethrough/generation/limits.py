@@ -10,7 +10,6 @@ _CHAIN = ("heartbeat_timeout_s", "collective_timeout_s", "in_process_limit_s", "
 
 NESTING: tuple[tuple[str, str], ...] = (
     *((inner, outer) for i, inner in enumerate(_CHAIN) for outer in _CHAIN[i + 1 :]),
-    ("heartbeat_s", "hang_floor_s"),
     ("heartbeat_s", "lease_s"),
     ("interrupt_after_s", "leave_limit_s"),
     ("gate_limit_s", "leave_limit_s"),
@@ -19,7 +18,6 @@ NESTING: tuple[tuple[str, str], ...] = (
     ("leave_limit_s", "rebuild_limit_s"),
     ("leave_limit_s", "stop_grace_s"),
     ("hang_floor_s", "collective_timeout_s"),
-    ("lease_s", "node_wait_s"),
     ("learn_limit_s", "coordinator_wait_s"),
 )
 """Pairs of names (inner, outer), the inner one must be the shorter: settings of `Policy`, or limits from around it.

@@ -16,7 +16,7 @@ from ridethrough.launch.channel import Channel
 from ridethrough.launch.outbox import Inbox, Outbox
 from ridethrough.launch.tls import TlsFiles, is_refusal
 
-_BEAT_S = 1.0
+BEAT_S = 1.0
 _PATIENCE_S = 10.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 
@@ -138,7 +138,7 @@ class Uplink:
     async def _beat(self, channel: Channel) -> None:
         while True:
             channel.send({"t": "beat"})
-            await asyncio.sleep(_BEAT_S)
+            await asyncio.sleep(BEAT_S)
 
     async def close(self) -> None:
         if self._channel is not None:
