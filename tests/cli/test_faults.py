@@ -65,7 +65,7 @@ def test_faults_by_hand() -> None:
         (["--fault-count", "10", "--steps", "10"], "do not fit into 10 steps"),
         (["--fault-types", "exception,hang", "--fault-type-weights", "1"], "give one weight per type"),
         (["--fault-types", "exception", "--fault-type-weights", "x"], "give numbers, like"),
-        (["--fault-types", "flood"], "choose among exception, exit"),
+        (["--fault-types", "flood"], "choose among corrupt_save, cut_network"),
         (["--fault-types", ""], "no fault types"),
         (["--fault-phases", "lunch"], "choose among step, data"),
         (["--fault-at", "exception"], "write KIND:RANK:STEP"),
@@ -84,7 +84,7 @@ def test_kinds_lists_the_registry() -> None:
     rows = json.loads(call("faults", "kinds", "--json").stdout)
     assert [row["kind"] for row in rows] == list(KINDS)
     assert {row["class"] for row in rows} == {
-        *("exception", "hang", "sigkill", "sigsegv", "signal", "exit", "oom"),
+        *("exception", "hang", "sigkill", "sigsegv", "signal", "exit", "oom", "gpu", "node_loss", "corruption"),
         None,
     }
     table = call("faults", "kinds").stdout

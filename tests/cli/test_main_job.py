@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from launch_job import Job, wait_until
 
 from ridethrough.cli.proof import why_void
+from ridethrough.faults.phases import PHASES, RECOVERY_PHASES
 from ridethrough.faults.schedule import Schedule
 from ridethrough.ledger.summary import read_run
 
@@ -59,20 +61,91 @@ def test_each_fault_on_the_first_and_the_last_rank_changes_no_bit(job: Job, undi
     assert {rank: len(pids) for rank, pids in result["pids"].items() if rank is not None} == {0: lives, 1: lives}
 
 
+_HUNG_AFTER_S = {"data": 8, "save": 8, "eval": 8, "init": 30, "load": 30, "first_step": 30}
+
+
 @pytest.mark.campaign
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("kind", _KINDS)
-@pytest.mark.parametrize("phase", ["init", "data", "forward", "backward", "optimizer", "save", "eval"])
+@pytest.mark.parametrize("phase", PHASES)
 def test_each_fault_in_each_phase(job: Job, undisturbed: str, kind: str, rank: int, phase: str) -> None:
-    if kind == "hang" and phase in ("init", "data", "save", "eval"):
-        pytest.skip("it lasts as long as the phase's limit, which is minutes")
+    """Under caps that a hang in any phase runs into; their defaults are minutes."""
+    run_id = f"{kind}-{rank}-{phase}"
+    policy = job.folder / "caps.json"
+    caps = {f"{name}_limit_s": seconds for name, seconds in _HUNG_AFTER_S.items()}
+    policy.write_text(json.dumps({**caps, "rebuild_limit_s": 30}))
     faults = [f"--fault-at={kind}:{rank}:6:{phase}"]
-    if phase == "init":  # of the generation after another fault
+    if phase in RECOVERY_PHASES:  # of the generation after another fault
         faults.append(f"--fault-at=exception:{1 - rank}:6")
-    result = train(job, f"{kind}-{rank}-{phase}", *faults, "--eval-every=8")
+    launch = ["run", "--policy", str(policy), "--nproc-per-node=2", f"--run-id={run_id}", *faults]
+    process = job.start(*launch, "-m", "ridethrough.train", *_SMALL, "--eval-every=8", name=run_id)
+    assert job.wait(process, 240) == 0, job.text(run_id)
+    result = shown(job, run_id)
     assert result["final_hash"] == undisturbed
     assert len(result["incidents"]) == 1, "a fault before the new generation's first step is of the same incident"
-    assert (rank, phase) in {(e["rank"], e["phase"]) for e in job.events(f"{kind}-{rank}-{phase}", "fault_injected")}
+    injected = [(e["rank"], e["phase"]) for e in job.events(run_id, "fault_injected")]
+    entered = "step" if phase == "first_step" else phase
+    assert len(injected) == len(faults) and (rank, entered) in injected
+
+
+def test_c56_a_plan_of_a_crash_a_hang_and_a_damaged_save_fires_each_once(job: Job, undisturbed: str) -> None:
+    check_c56(job, undisturbed, "c56")
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(900)
+def test_c56_the_same_plan_and_seed_twice_and_another_seed(job: Job, undisturbed: str) -> None:
+    assert check_c56(job, undisturbed, "c56-a") == check_c56(job, undisturbed, "c56-b")
+    drawn = ["--fault-count=3", "--fault-types=exit,hang,exception", "--checkpoint-mode=sync"]
+    logs = {}
+    for run_id, seed in (("seed-7", 7), ("seed-7-again", 7), ("seed-8", 8)):
+        assert train(job, run_id, *drawn, f"--fault-seed={seed}")["final_hash"] == undisturbed
+        assert json.loads((job.folder / "runs" / run_id / "faults.json").read_text())["seed"] == seed
+        logs[run_id] = fired(job, run_id)
+    assert logs["seed-7"] == logs["seed-7-again"] != logs["seed-8"]
+    assert [len(log) for log in logs.values()] == [3, 3, 3]
+
+
+def check_c56(job: Job, undisturbed: str, run_id: str) -> list[tuple[int, int, str]]:
+    """The plan of the case, in a job that waits for each save and loads from storage: what has fired."""
+    plan = ["--fault-at=exit:1:7", "--fault-at=hang:0:12", "--fault-at=corrupt_save:0:15"]
+    result = train(job, run_id, *plan, "--checkpoint-mode=sync")
+    assert result["final_hash"] == undisturbed
+    told = [(i["class"], i["rank"], i["rung"]) for i in result["incidents"]]
+    assert told == [("exit", 1, "replace_process"), ("hang", 0, "in_process"), ("corruption", 0, "in_process")]
+    loads = [load for load in job.events(run_id, "load") if load["rank"] == 0]
+    assert [load["step"] for load in loads] == [0, 4, 8, 8], "the damaged save of step 12 is not believed"
+    (path, reason), *_ = [pair for pair in loads[-1]["rejected"] if "step-12." in pair[0]]
+    assert "differ from their committed hash" in reason and f"{path} not used" in job.text(run_id)
+    return fired(job, run_id)
+
+
+def fired(job: Job, run_id: str) -> list[tuple[int, int, str]]:
+    return sorted((e["step"], e["rank"], e["fault_kind"]) for e in job.events(run_id, "fault_injected"))
+
+
+def test_slow_storage_and_little_memory_restart_nothing(job: Job, undisturbed: str) -> None:
+    result = train(job, "degraded", "--fault-at=slow_storage:0:3", "--fault-at=memory_pressure:1:5")
+    assert result["final_hash"] == undisturbed and result["incidents"] == []
+    assert len(job.events("degraded", "fault_injected")) == 2
+    slowest = max(e["seconds"] for e in job.events("degraded", "save") if e["event"] == "committed")
+    assert slowest > 2, "a save has more than ten file operations, each takes 0.2 s longer"
+
+
+def test_full_storage_is_one_clear_end(job: Job) -> None:
+    options = ["--nproc-per-node=2", "--run-id=refused", *_SMALL, "--fault-at=full_storage:0:3"]
+    assert job.run("train", *options, name="refused") == 83, job.text("refused")
+    assert "No space left on device" in job.text("refused") and "free space or lower `keep`" in job.text("refused")
+    assert len(job.events("refused", "plan")) == 1, "it was tried again"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_fault_that_cannot_be_here_ends_the_job_before_its_first_step(job: Job) -> None:
+    options = ["--nproc-per-node=2", "--run-id=no-gpu", *_SMALL, "--fault-at=device_assert:0:3"]
+    assert job.run("train", *options, name="no-gpu") == 81, job.text("no-gpu")
+    assert "UNAVAILABLE: this process has no CUDA device" in job.text("no-gpu")
+    assert job.events("no-gpu", "step") == []
 
 
 def test_without_the_random_streams_the_end_is_another(job: Job, undisturbed: str) -> None:

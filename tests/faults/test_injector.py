@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from ridethrough.faults import injector
+from ridethrough.faults.kinds import KINDS
 from ridethrough.faults.schedule import Fault, Schedule, ScheduleError, by_hand, plan
-from ridethrough.faults.shot import FaultRefused, InjectedFault
+from ridethrough.faults.shot import SCHEDULE_VARIABLE, FaultRefused, InjectedFault
 
 STANDIN = Path(__file__).with_name("standin.py")
 
@@ -45,7 +47,7 @@ def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     def write(*entries: str) -> Schedule:
         schedule = by_hand(entries, steps=1000, world_size=4)
         schedule.save(tmp_path / "faults.json")
-        monkeypatch.setenv(injector.SCHEDULE_VARIABLE, str(tmp_path / "faults.json"))
+        monkeypatch.setenv(SCHEDULE_VARIABLE, str(tmp_path / "faults.json"))
         return schedule
 
     return write
@@ -151,16 +153,16 @@ def test_slow_lasts_its_steps_and_no_longer(planned: Any, tmp_path: Path, monkey
 
 def test_no_plan_observes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = Recording(tmp_path, 0)
-    monkeypatch.delenv(injector.SCHEDULE_VARIABLE, raising=False)
+    monkeypatch.delenv(SCHEDULE_VARIABLE, raising=False)
     injector.install(run)
     Schedule(1, ()).save(tmp_path / "faults.json")
-    monkeypatch.setenv(injector.SCHEDULE_VARIABLE, str(tmp_path / "faults.json"))
+    monkeypatch.setenv(SCHEDULE_VARIABLE, str(tmp_path / "faults.json"))
     injector.install(run)
     assert run.callbacks == [] and run.records == []
 
 
 def test_a_missing_schedule_is_an_error_not_a_quiet_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(injector.SCHEDULE_VARIABLE, str(tmp_path / "gone.json"))
+    monkeypatch.setenv(SCHEDULE_VARIABLE, str(tmp_path / "gone.json"))
     with pytest.raises(ScheduleError, match="cannot be read"):
         injector.install(Recording(tmp_path, 0))
 
@@ -174,6 +176,34 @@ def test_oom_is_refused_before_it_could_take_the_machine(
         injector.install(Recording(tmp_path, 1))
     monkeypatch.setattr("ridethrough.faults.deaths.memory_limit_bytes", lambda: 1 << 28)
     injector.install(Recording(tmp_path, 1))
+
+
+@pytest.mark.parametrize(
+    ("kind", "needs"),
+    [
+        pytest.param(
+            "device_assert", "no CUDA device", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="has one")
+        ),
+        pytest.param(
+            "illegal_access", "no CUDA device", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="has one")
+        ),
+        ("node_loss", "this job has one node"),
+        ("cut_network", "no network of its own"),
+        ("slow_storage", "RIDETHROUGH_FILE_HOOK"),
+        ("full_storage", "RIDETHROUGH_FILE_HOOK"),
+    ],
+)
+def test_a_kind_that_lacks_what_it_needs_is_refused_before_the_first_step(
+    planned: Any, tmp_path: Path, kind: str, needs: str
+) -> None:
+    planned(f"{kind}:1:7")
+    with pytest.raises(FaultRefused, match=needs):
+        injector.install(Recording(tmp_path, 1))
+
+
+def test_memory_pressure_takes_no_more_than_half_of_what_is_free() -> None:
+    with pytest.raises(FaultRefused, match="more than half"):
+        KINDS["memory_pressure"].guard({"mib": 1 << 30, "num_steps": 1})
 
 
 def test_each_fault_fires_once_across_two_processes_that_race_for_it(tmp_path: Path) -> None:
@@ -208,7 +238,7 @@ def _standins(run_dir: Path, workers: list[tuple[int, int]]) -> list[dict[str, A
     started = [
         subprocess.Popen(
             [sys.executable, str(STANDIN), str(run_dir), str(rank), str(steps)],
-            env={"PATH": "/usr/bin:/bin", injector.SCHEDULE_VARIABLE: str(run_dir / "faults.json")},
+            env={"PATH": "/usr/bin:/bin", SCHEDULE_VARIABLE: str(run_dir / "faults.json")},
             stdout=subprocess.PIPE,
             text=True,
         )

@@ -12,17 +12,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+import torch
 
-from ridethrough.faults.injector import SCHEDULE_VARIABLE
 from ridethrough.faults.kinds import HANG_VARIANTS, KINDS, Kind, register
 from ridethrough.faults.schedule import by_hand
+from ridethrough.faults.shot import SCHEDULE_VARIABLE, Shot
+from ridethrough.ledger.schema import CLASSES, DETECTORS, RUNGS
 
 STANDIN = Path(__file__).with_name("standin.py")
-CLASSES = {
-    *("exception", "hang", "collective", "sigkill", "sigsegv", "exit", "oom"),
-    *("signal", "node_loss", "gpu", "corruption", "preemption"),
-}
 
 
 class Victim:
@@ -160,11 +159,42 @@ def test_oom_is_killed_by_the_kernel_within_its_cgroup(tmp_path: Path) -> None:
         group.rmdir()
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize(
+    ("kind", "says"), [("device_assert", "device-side assert"), ("illegal_access", "illegal memory access")]
+)
+def test_gpu_errors_are_of_the_class_gpu(kind: str, says: str) -> None:
+    """In a process of its own: no kernel runs there afterwards."""
+    fire = (
+        "import sys; from ridethrough.faults.kinds import KINDS; from ridethrough.faults.shot import Shot\n"
+        "from ridethrough.restart.exceptions import classify\n"
+        "try: KINDS[sys.argv[1]].fire(Shot('f01', {}, 'forward', 7, print))\n"
+        "except Exception as error: print(classify(error), error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", fire, kind], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.startswith("gpu ") and says in done.stdout
+
+
+def test_memory_pressure_holds_its_memory_for_its_steps() -> None:
+    followers: list[Callable[[str, int], bool]] = []
+    own = psutil.Process()
+    before = own.memory_info().rss
+    shot = Shot("f01", {"mib": 64, "num_steps": 3}, "forward", 7, followers.append)
+    KINDS["memory_pressure"].fire(shot)
+    assert own.memory_info().rss - before > 60 << 20
+    (later,) = followers
+    assert [later("step", step) for step in (8, 9, 10)] == [False, False, True]
+    assert own.memory_info().rss - before < 30 << 20
+
+
 def test_every_row_says_what_it_is() -> None:
     for name, kind in KINDS.items():
-        assert name == kind.name and kind.does and kind.fires and kind.freed_by
-        assert kind.ledger_class is None or kind.ledger_class in CLASSES
-        assert (kind.ledger_class is None) is not kind.ends_generation
+        assert name == kind.name and kind.does and kind.fires and kind.freed_by and kind.needs
+        told = (kind.ledger_class, kind.seen_by, kind.rung)
+        assert told == (None, None, None) or all(
+            word in words for word, words in zip(told, (CLASSES, DETECTORS, RUNGS), strict=True)
+        )
+        assert kind.ends_generation is (kind.rung is not None)
 
 
 def test_a_kind_of_ones_own_is_planned_like_any_other(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from ridethrough.faults.injector import SCHEDULE_VARIABLE
 from ridethrough.faults.schedule import by_hand
+from ridethrough.faults.shot import SCHEDULE_VARIABLE
 
 WORKER = Path(__file__).with_name("fsdp_worker.py")
 GUILTY = 2

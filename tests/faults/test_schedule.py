@@ -101,7 +101,7 @@ def test_all_steps_can_be_asked_for_but_no_more() -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"types": ["exception", "flood"]}, "unknown fault kind 'flood': choose among exception, exit, hang, "),
+        ({"types": ["exception", "flood"]}, "unknown fault kind 'flood': choose among corrupt_save, cut_network, "),
         ({"weights": [0.5, 0.5]}, r"2 weights for 1 fault types \(exception\)"),
         ({"weights": [0.0]}, "give numbers >= 0 of which one is above 0"),
         ({"weights": [float("nan")]}, "fault weights nan"),

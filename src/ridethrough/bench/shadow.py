@@ -23,8 +23,9 @@ from ridethrough.bench.machine import measured_on
 from ridethrough.bench.mechanisms import KubernetesPods, Mechanism, RestartJob, Ridethrough, Torchrun, WorkloadSize
 from ridethrough.bench.place import Place, ended_by_signals
 from ridethrough.bench.recovery_reading import measures
-from ridethrough.faults.injector import OBSERVER, SCHEDULE_VARIABLE
+from ridethrough.faults.injector import OBSERVER
 from ridethrough.faults.schedule import Schedule, by_hand
+from ridethrough.faults.shot import SCHEDULE_VARIABLE
 from ridethrough.ledger.reading import Event, LedgerError, read_events
 from ridethrough.report.advice import young_s
 

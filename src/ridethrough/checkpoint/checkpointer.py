@@ -53,6 +53,11 @@ def abandon(generation: int) -> None:
             checkpointer.abandon()
 
 
+def live_roots() -> set[Path]:
+    """Where the checkpointers of this process write that are neither closed nor abandoned."""
+    return {checkpointer.root for checkpointer in list(_live) if not checkpointer._closed}
+
+
 class Checkpointer:
     """Saves and loads `state` under `root` (a folder that all ranks see; made if missing).
 

@@ -84,9 +84,10 @@ def plan_command(
 
 @app.command()
 def kinds(json: JsonOption = None) -> None:
-    """List the kinds of fault: what each does, what ends it, the class its incident carries.
+    """List the kinds of fault: what each does and needs, and the class and rung that its incident should have.
 
-    --json also says how each fires and whether a generation should end by it.
+    - means that nothing should be restarted. A job whose schedule has a kind without what that needs refuses to begin.
+    --json also says how each fires, what ends it and what detects it.
 
     Example:
 
@@ -99,6 +100,9 @@ def kinds(json: JsonOption = None) -> None:
             "fires": kind.fires,
             "freed_by": kind.freed_by,
             "class": kind.ledger_class,
+            "seen_by": kind.seen_by,
+            "rung": kind.rung,
+            "needs": kind.needs,
             "ends_generation": kind.ends_generation,
         }
         for kind in KINDS.values()
@@ -106,5 +110,5 @@ def kinds(json: JsonOption = None) -> None:
     if json is not None:
         write_json(rows, json)
         return
-    shown = [[kind.name, kind.ledger_class or "-", kind.does, kind.freed_by] for kind in KINDS.values()]
-    print_table(["kind", "class", "does", "ended by"], shown)
+    shown = [[kind.name, kind.ledger_class or "-", kind.rung or "-", kind.does, kind.needs] for kind in KINDS.values()]
+    print_table(["kind", "class", "rung", "does", "needs"], shown)

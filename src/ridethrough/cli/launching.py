@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ridethrough.cli.usage import usage_errors
-from ridethrough.faults.injector import OBSERVER, SCHEDULE_VARIABLE
+from ridethrough.faults import injector
 from ridethrough.ledger.rundir import RunDir, RunDirError, check_run_id, config_hash, create_run, is_done, runs_root
 
 if TYPE_CHECKING:
@@ -186,4 +186,4 @@ def _fault_environment(run: RunDir, schedule: Schedule | None) -> dict[str, str]
     path = run.path / "faults.json"
     if not path.exists():
         schedule.save(path)
-    return {SCHEDULE_VARIABLE: str(path), "RIDETHROUGH_OBSERVERS": OBSERVER}
+    return injector.environment(schedule, path)

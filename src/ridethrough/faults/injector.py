@@ -16,12 +16,20 @@ from ridethrough.faults import missing_collective
 from ridethrough.faults.kinds import KINDS
 from ridethrough.faults.phases import OCCASIONAL_PHASES, RECOVERY_PHASES
 from ridethrough.faults.schedule import Fault, Schedule
-from ridethrough.faults.shot import RunLike, Shot
+from ridethrough.faults.shot import SCHEDULE_VARIABLE, RunLike, Shot
+from ridethrough.faults.storage import FILE_HOOK, FILE_HOOK_VARIABLE, IN_KEEPER
 
-SCHEDULE_VARIABLE = "RIDETHROUGH_FAULTS"
 OBSERVER = "ridethrough.faults.injector:install"
 
 _last_step = 0  # furthest step this process has been in, over all its generations
+
+
+def environment(schedule: Schedule, path: Path) -> dict[str, str]:
+    """What workers and keeper need to suffer the schedule, which lies at `path`."""
+    variables = {SCHEDULE_VARIABLE: str(path), "RIDETHROUGH_OBSERVERS": OBSERVER}
+    if any(fault.kind in IN_KEEPER for fault in schedule.faults):
+        variables[FILE_HOOK_VARIABLE] = FILE_HOOK
+    return variables
 
 
 def install(run: RunLike) -> None:

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+SCHEDULE_VARIABLE = "RIDETHROUGH_FAULTS"
+"""Names the schedule's file in the environment of workers and keeper."""
+
 PhaseCallback = Callable[[str, int], None]
 
 

@@ -81,6 +81,7 @@ class NodeAgent:
             self._folder / "keeper.sock",
             run,
             grace_s=config.policy.stop_grace_s,
+            env=config.env,
             address=address if several else "",
             token=config.token,
             replicas=config.replicas,

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from ridethrough.launch import guard
@@ -26,14 +27,16 @@ class KeeperProcess:
         run: RunDir,
         *,
         grace_s: float,
+        env: Mapping[str, str],
         address: str = "",
         token: str = "",
         replicas: int = 1,
         rate: float = 0.0,
     ) -> None:
         """`grace_s`: how long it may write once it is told to stop. `address`: where keepers of other nodes reach this
-        one; they prove that they know `token`."""
+        one; they prove that they know `token`. `env` comes on top of the launcher's own environment."""
         self._token, self._grace_s = token, grace_s
+        self._env = {**os.environ, **env}
         self._argv = [sys.executable, "-m", "ridethrough.checkpoint.keeper", "--socket", str(path)]
         self._argv += ["--run-dir", str(run.path), "--grace", str(grace_s)]
         if address:
@@ -81,7 +84,7 @@ class KeeperProcess:
         while self._starts <= _RESTARTS:
             self._starts += 1
             argv = guard.command(os.getpid(), signal.SIGTERM, self._argv)
-            self._process = subprocess.Popen(argv, stdin=subprocess.PIPE, start_new_session=True)
+            self._process = subprocess.Popen(argv, stdin=subprocess.PIPE, start_new_session=True, env=self._env)
             assert self._process.stdin is not None
             with contextlib.suppress(OSError), self._process.stdin as stdin:
                 stdin.write(f"{self._token}\n".encode())  # never in its environment or command line

@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 from typing import Any, Literal
 
+from ridethrough.checkpoint.errors import DamagedCheckpoint, NoUsableCheckpoint
 from ridethrough.ledger.schema import FaultClass
 
 _MAX_TRACEBACK = 16_000
@@ -53,6 +54,8 @@ def is_cut_collective(error: BaseException) -> bool:
 
 def classify(error: BaseException) -> FaultClass:
     """The ledger's word for it."""
+    if isinstance(error, (DamagedCheckpoint, NoUsableCheckpoint)):
+        return "corruption"
     if is_cut_collective(error):
         return "collective"
     if isinstance(error, RuntimeError) and ("CUDA error" in str(error) or type(error).__name__ == "AcceleratorError"):
