@@ -339,28 +339,6 @@ def test_b19_what_a_restart_cannot_mend_is_not_retried(job: Any) -> None:
     assert len({e["generation"] for e in job.events("fatal", "enter")}) == 1
 
 
-def test_c45_preemptions_use_no_restarts_up(job: Any) -> None:
-    for time_ in range(1):
-        name = f"p{time_}"
-        reached = job.last_step()
-        process = job.start(*options("a", 2, "--max-restarts", "2"), COUNT, str(job.out), "5000", name=name)
-        wait_until(lambda reached=reached: job.last_step() > reached + 2, job.text)
-        process.send_signal(signal.SIGTERM)
-        assert job.wait(process) == 82, job.text()
-    reached = job.last_step()
-    process = job.start(*options("a", 2, "--max-restarts", "2"), COUNT, str(job.out), "5000", name="crashes")
-    for _ in range(3):
-        _wait_for_more(job, reached)
-        reached = job.last_step()
-        newest = [e for e in job.entered() if e["rank"] == 0][-1]
-        os.kill(newest["pid"], signal.SIGKILL)
-    assert job.wait(process) == 80, job.text()
-
-
-def _wait_for_more(job: Any, step: int) -> None:
-    wait_until(lambda: job.last_step() > step + 2, job.text)
-
-
 NOTICED = """
 import sys, time, torch, ridethrough as rt
 def train(run):

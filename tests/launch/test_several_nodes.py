@@ -373,6 +373,34 @@ def test_a_node_that_gets_notice_leaves_and_the_standby_takes_its_place(job: Any
     assert {i["class"] for i in job.events("a", "incident")} <= {"preemption"}
 
 
+@pytest.mark.parametrize(
+    ("preemptions", "max_restarts"),
+    [(2, 1), pytest.param(5, 2, marks=[pytest.mark.campaign, pytest.mark.timeout(900)])],
+)
+def test_c45_preemptions_use_no_restarts_up(job: Any, preemptions: int, max_restarts: int) -> None:
+    """More of them than restarts are allowed; then so many crashes, and the next one ends the job."""
+    cluster = Cluster(job, "2", 100_000, "--nproc-per-node", "1", "--max-restarts", str(max_restarts))
+    coordinator = cluster.coordinator()
+    agents = [cluster.agent("n0"), cluster.agent("n1")]
+    for number in range(preemptions):
+        goes_on(job)
+        agents.append(cluster.agent(f"n{number + 2}"))
+        agents[-2].send_signal(signal.SIGTERM)
+        assert job.wait(agents[-2]) == 82, job.text()
+    for _ in range(max_restarts + 1):
+        goes_on(job)
+        os.kill(job.entered()[-1]["pid"], signal.SIGKILL)
+    assert job.wait(coordinator) == 80, job.text()
+    classes = [incident["class"] for incident in job.events("a", "incident")]
+    assert classes == ["preemption"] * preemptions + ["sigkill"] * (max_restarts + 1)
+    assert [job.wait(agent) for agent in (agents[0], agents[-1])] == [80, 80], job.text()
+
+
+def goes_on(job: Any) -> None:
+    reached = job.last_step()
+    wait_until(lambda: job.last_step() > reached + 2, job.text)
+
+
 def test_b21_the_host_of_store_and_coordinator_lost_is_a_code_to_retry(job: Any) -> None:
     """Embedded in an agent, the coordinator's end is the job's: the other agent stops its ranks and says so."""
     endpoint = f"127.0.0.1:{free_port()}"
