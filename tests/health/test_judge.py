@@ -33,6 +33,25 @@ def test_a_deadline_has_a_floor_of_a_second() -> None:
     assert verdict.deadline_s == 1.0
 
 
+@pytest.mark.parametrize("factor", [2.0, 8.0])
+def test_the_deadline_is_the_factor_times_a_step(factor: float) -> None:
+    world = World(policy=Policy(hang_factor=factor))
+    world.train(1, 20, step_s=0.5)
+    world.collective(0, 0, 1, 3)
+    verdict = world.run(10)
+    assert verdict is not None and verdict.deadline_s == pytest.approx(factor * 0.5)
+
+
+def test_a_finish_has_a_cap() -> None:
+    for limit_s, guilty in ((5.0, (2,)), (50.0, None)):
+        world = World(policy=Policy(finish_limit_s=limit_s))
+        world.train(1, 20)
+        world.phase("held", 0, 1, 3)
+        world.phase("finish", 2)
+        verdict = world.run(10)
+        assert (verdict.guilty if verdict is not None else None) == guilty
+
+
 def test_a_rank_that_hangs_after_its_last_collective_is_behind_by_a_step() -> None:
     world = World()
     world.train(1, 20)
