@@ -24,7 +24,7 @@ def test_deaths_and_stuck_processes_in_a_row_replace_only_the_guilty(jobs: Any) 
 
 
 _STOPS = """
-import os, signal, time
+import ctypes, os, signal, time
 import torch, torch.distributed as dist
 import ridethrough as rt
 
@@ -36,6 +36,8 @@ def train(run):
         stops = run.rank == 1 and (run.generation, step) in ((1, 5), (2, 8))
         if stops:
             os.kill(os.getpid(), signal.SIGSTOP)
+        if (run.generation, step, run.rank) == (3, 10, 0):
+            ctypes.string_at(0)  # SIGSEGV
         dist.all_reduce(torch.ones(1), group=pair if step == 8 else None)  # step 8: the first one on that group
 
 rt.run(train)
@@ -43,7 +45,8 @@ rt.run(train)
 
 
 def test_b30_a_stopped_rank_is_named_killed_and_replaced(jobs: Any, tmp_path: Path) -> None:
-    """At step 5, and in the first collective of a sub-group; `jobs` sees that the stopped processes are gone."""
+    """At step 5, and in the first collective of a sub-group; `jobs` sees that the stopped processes are gone. And one
+    whose native code fails."""
     script = tmp_path / "script.py"
     script.write_text(_STOPS)
     job = jobs(script, ranks=2, policy={"first_step_limit_s": 3.0, "hang_floor_s": 3.0})
@@ -51,8 +54,9 @@ def test_b30_a_stopped_rank_is_named_killed_and_replaced(jobs: Any, tmp_path: Pa
     assert job.told("class", "rank", "step", "rung") == [
         ("hang", 1, 5, "replace_process"),
         ("hang", 1, 8, "replace_process"),
+        ("sigsegv", 0, 10, "replace_process"),
     ]
-    assert job.spawns() == {0: 1, 1: 3}
+    assert job.spawns() == {0: 2, 1: 3}
 
 
 @pytest.mark.campaign

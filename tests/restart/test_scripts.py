@@ -175,6 +175,38 @@ def test_a_script_with_heartbeats_alone_is_killed_when_they_stop(jobs: Any, tmp_
     assert "no heartbeat for" in job.incidents[0]["why"]
 
 
+_NATIVE = """
+import ctypes, os, signal, time
+import ridethrough as rt
+
+def dead_lock():
+    lock, mutex = ctypes.PyDLL(None).pthread_mutex_lock, ctypes.create_string_buffer(64)
+    lock(mutex)
+    lock(mutex)
+
+what = {
+    "0": (6, lambda: os.kill(os.getpid(), signal.SIGSTOP)),
+    "1": (9, dead_lock),
+    "2": (12, lambda: ctypes.string_at(0)),
+}
+at, fail = what.get(os.environ["TORCHELASTIC_RESTART_COUNT"], (0, None))
+for step in range(20):
+    rt.heartbeat(step)
+    time.sleep(0.05)
+    if step == at and os.environ["RANK"] == "1" and fail is not None:
+        fail()
+print("through", flush=True)
+"""
+
+
+@pytest.mark.campaign
+def test_without_rt_run_a_stop_a_native_dead_lock_and_a_crash_are_found(jobs: Any, tmp_path: Path) -> None:
+    job = jobs(script(tmp_path, _NATIVE), ranks=2, policy={"heartbeat_limit_s": 3.0})
+    assert job.code == 0, job.out
+    assert job.told("class", "rank", "step") == [("hang", 1, 6), ("hang", 1, 9), ("sigsegv", 1, 12)]
+    assert job.spawns() == {0: 4, 1: 4}
+
+
 _STUCK_AT_EXIT = """
 import atexit, threading, time
 import torch, torch.distributed as dist
