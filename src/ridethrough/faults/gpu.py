@@ -18,8 +18,10 @@ _STORE_TO_ADDRESS_0 = b"""
 .visible .entry store_to_address_0()
 {
     .reg .u64 %address;
+    .reg .u32 %value;
     mov.u64 %address, 0;
-    st.global.u32 [%address], 1;
+    mov.u32 %value, 1;
+    st.global.u32 [%address], %value;
     ret;
 }
 """
