@@ -13,6 +13,7 @@ from ridethrough.restart.exceptions import classify
 from ridethrough.restart.thread_state import difference, modes
 
 _MEMORY_SLACK_BYTES = 64 << 20
+_MOST_CACHED = 1.5  # times the peak of live tensors
 # They hold connections to the peers that torch knows nothing of, and that nobody can cut or make anew.
 _FOREIGN = ("mpi4py.MPI", "horovod.torch", "nvshmem", "nvshmem.core", "deep_ep", "cupy.cuda.nccl", "mscclpp", "bagua")
 
@@ -54,6 +55,8 @@ def _cuda(before: Baseline, limit_s: float) -> str:
     if graphs:
         return f"{len(graphs)} CUDA graphs are alive: they hold addresses and streams of the last generation"
     torch._C._cuda_clearCublasWorkspaces()  # torch keeps them for ever: 64 MiB and more on an H100
+    if torch.cuda.memory_reserved() > _MOST_CACHED * torch.cuda.max_memory_allocated():
+        torch.cuda.empty_cache()  # blocks belong to streams, and FSDP makes new streams in each generation
     left = torch.cuda.memory_allocated() - before.cuda_bytes
     if left > _MEMORY_SLACK_BYTES:
         return f"{left / 2**20:.0f} MiB of GPU memory were not given back: something outside still refers to tensors"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import functools
+import gc
 import socket
 import sys
 import threading
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
+from torch.distributed.device_mesh import DeviceMesh
 
 from ridethrough.restart import script_groups
 from ridethrough.restart.sockets import (
@@ -225,7 +227,8 @@ def _abort_nccl(limit_s: float) -> bool:
 
 
 def forget_meshes() -> None:
-    """Drops DTensor's process-wide caches: they keep the old mesh, its groups, their threads and descriptors alive."""
+    """Drops DTensor's caches, which keep old meshes alive, and the groups of meshes that stay alive all the same, with
+    their threads and descriptors: torch 2.11 never gives back a reference to an operator's arguments."""
     if "torch.distributed.tensor._redistribute" not in sys.modules:
         return  # nobody has used it; to import it takes seconds
     import torch.distributed.tensor.debug as debug
@@ -250,3 +253,5 @@ def forget_meshes() -> None:
                     function.cache_clear()
             if "planner_cache" in name.lower() and hasattr(value, "clear"):
                 value.clear()
+    for mesh in [each for each in gc.get_objects() if type(each) is DeviceMesh]:
+        getattr(mesh, "_pg_registry", {}).clear()
