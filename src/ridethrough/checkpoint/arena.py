@@ -45,6 +45,7 @@ class Arena:
         self.sent_to = -1  # serial of the keeper connection that has it
         self.pinned = False  # registered with CUDA
         self.pin_asked = False
+        self.pinning = threading.Event()  # set once that is done or refused
 
     def bytes_tensor(self) -> torch.Tensor:
         """All of the arena as one uint8 tensor that shares its memory."""
@@ -126,6 +127,11 @@ class Pool:
     def num_busy(self) -> int:
         with self._lock:
             return sum(1 for a in self._arenas.values() if a.busy)
+
+    def all_pinned(self) -> bool:
+        """Whether there are arenas, and all are registered with CUDA."""
+        with self._lock:
+            return bool(self._arenas) and all(a.pinned for a in self._arenas.values())
 
     def take_dropped(self) -> list[str]:
         with self._lock:

@@ -21,6 +21,7 @@ from ridethrough.checkpoint.arena import Arena
 from ridethrough.checkpoint.plan import Placed, Plan
 
 PIECE_BYTES = 32 << 20  # between two pieces the copy looks whether it was told to stop
+PIN_LOOK_S = 0.02  # how often a copy that waits for its memory looks the same
 SMALL_BYTES = 1 << 20  # tensors up to this size are copied many at a time, by one call without the GIL
 _memcpy = ctypes.CDLL(None).memcpy
 _memcpy.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
@@ -34,9 +35,9 @@ class CopyTask:
     def __init__(self, arena: Arena, pieces: list[Placed], finish: Callable[[CopyTask], None]) -> None:
         self.arena, self.pieces, self.finish = arena, pieces, finish
         self.device_pieces: list[Placed] = []  # on CUDA
+        self.after: Any = None  # the boundary of the compute stream that these have to wait for
         self.event: Any = None  # end of the copies that a side stream makes
         self.flag: torch.Tensor | None = None  # on CUDA: whether the weights are finite
-        self.after: Any = None  # boundary that copies by this thread have to wait for
         self.cancelled = False
         self.copied = threading.Event()  # the live tensors are no longer needed
         self.error: BaseException | None = None
@@ -190,10 +191,8 @@ class Copier:
         try:
             with torch.no_grad():
                 copy_all(task.arena, task.pieces, lambda: task.cancelled)
-                if task.device_pieces and task.event is None:
-                    gpu.copy_through_ring(task.arena, task.device_pieces, task.after, lambda: task.cancelled)
-                    task.flag = gpu.finite_flag(task.device_pieces)
-                    gpu.side_stream(task.device_pieces[0].local.device).synchronize()
+                if task.device_pieces:
+                    self._copy_from_device(task)
         except (RuntimeError, OSError, ValueError) as error:
             task.error = error
         task.pieces = []
@@ -205,6 +204,18 @@ class Copier:
             task.event.synchronize()
             task.finish(task)
         task.device_pieces = []
+
+    def _copy_from_device(self, task: CopyTask) -> None:
+        pieces = task.device_pieces
+        while not task.arena.pinning.wait(PIN_LOOK_S):
+            if task.cancelled:
+                return
+        if task.arena.pinned:
+            task.event, task.flag = gpu.copy_on_side_stream(task.arena, pieces, task.after, target_view)
+            return
+        gpu.copy_through_ring(task.arena, pieces, task.after, lambda: task.cancelled)
+        task.flag = gpu.finite_flag(pieces)
+        gpu.side_stream(pieces[0].local.device).synchronize()
 
 
 COPIER = Copier()

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ridethrough.checkpoint import held, marks
+from ridethrough.checkpoint import gpu, held, marks
 from ridethrough.checkpoint.apply import Filling
 from ridethrough.checkpoint.arena import POOL
 from ridethrough.checkpoint.errors import HALF_WRITTEN, CheckpointError, DamagedCheckpoint
@@ -54,6 +54,7 @@ class Share:
         fds: list[int] = reply["fds"]
         try:
             own = POOL.get(reply["arena_id"])
+            self.own = own is not None
             self.map = own.map if own is not None else mmap.mmap(fds[0], reply["size"], prot=mmap.PROT_READ)
             tail = mmap.mmap(fds[1], max(1, reply["tail_bytes"]), prot=mmap.PROT_READ)
         finally:
@@ -108,10 +109,12 @@ class MemoryReader(Reader):
                 for read in reads:
                     read.target.copy_(memory[read.start : read.end])
                     total += read.end - read.start
-            for target, source in self._after:
-                target.copy_(source, non_blocking=True)
-            if any(target.is_cuda for target, _source in self._after):
-                torch.cuda.synchronize()
+            device = next((target.device for target, _source in self._after if target.is_cuda), None)
+            with gpu.registered([s.files[0] for s in self.index.shares if not s.own], device):
+                for target, source in self._after:
+                    target.copy_(source, non_blocking=True)
+                if device is not None:
+                    torch.cuda.synchronize()
         for share in self.index.shares:
             if not share.whole():
                 raise DamagedCheckpoint(

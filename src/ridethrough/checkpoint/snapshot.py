@@ -25,7 +25,7 @@ from ridethrough.checkpoint import gpu, marks
 from ridethrough.checkpoint.arena import POOL, Arena
 from ridethrough.checkpoint.client import KeeperClient, Submission
 from ridethrough.checkpoint.compare import equal, sample, telling, untouched
-from ridethrough.checkpoint.copier import COPIER, CopyTask, copy_all, finite, prime, target_view
+from ridethrough.checkpoint.copier import COPIER, CopyTask, copy_all, finite, prime
 from ridethrough.checkpoint.errors import CheckpointError
 from ridethrough.checkpoint.packing import Packer, Values, archive_by_torch
 from ridethrough.checkpoint.peers import Peers
@@ -184,11 +184,8 @@ class Snapshotter:
         if not items:
             return
         task.device_pieces = items
-        if arena.pinned:
-            task.event, task.flag = gpu.copy_on_side_stream(arena, items, target_view)
-        else:
-            gpu.pin_in_background(arena, items[0].local.device)
-            task.after = gpu.boundary_event(items[0].local.device)
+        gpu.pin_in_background(arena, items[0].local.device)
+        task.after = gpu.boundary_event(items[0].local.device)
         pending.on_device = True
         if now:
             COPIER.submit(task)
