@@ -70,6 +70,10 @@ class Job:
         """Plain local tensors, by name: what modes save that know nothing of shards."""
         return {name: self.local(p) for name, p in self.model.named_parameters()}
 
+    def sharded(self) -> dict[str, Any]:
+        """The state as DCP takes it."""
+        return dict(self.model.named_parameters())
+
     @staticmethod
     def local(tensor: Any) -> torch.Tensor:
         """This rank's shard of a DTensor; the same memory."""

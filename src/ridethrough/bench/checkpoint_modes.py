@@ -6,6 +6,7 @@ Every mode is used as its own documentation shows it: asynchronous ones wait for
 from __future__ import annotations
 
 import shutil
+import threading
 import time
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -26,8 +27,8 @@ COMPARED_SNAPSHOTS = 2  # by a Checkpointer, once a generation
 class Mode:
     """A save that blocks. `after_step` is called by every rank after every step."""
 
-    def __init__(self, job: Any, root: Path) -> None:
-        self.job, self.root = job, root
+    def __init__(self, job: Any, root: Path, kept: int = KEPT) -> None:
+        self.job, self.root, self.kept = job, root, kept
         self.durable_step = 0
         self.writes_s: list[float] = []
         self.prepare()
@@ -44,9 +45,8 @@ class Mode:
         path = self.root / str(step)
         if self.job.rank == 0:
             path.mkdir(parents=True)
-            old = sorted(self.root.iterdir(), key=lambda p: int(p.name))[:-KEPT]
-            for each in old:
-                shutil.rmtree(each, ignore_errors=True)
+            for old in sorted(self.root.iterdir(), key=lambda p: int(p.name))[: -self.kept]:
+                threading.Thread(target=shutil.rmtree, args=(old, True), name="bench-prune", daemon=True).start()
         dist.barrier()
         return path
 
@@ -123,17 +123,14 @@ class SlowWriter(FileSystemWriter):
 
 
 class DcpSave(Mode):
-    def state(self) -> dict[str, Any]:
-        return dict(self.job.model.named_parameters())
-
     def where(self, folder: Path) -> dict[str, Any]:
         return {"storage_writer": SlowWriter(folder)} if throttle.rate() else {"checkpoint_id": folder}
 
     def write(self, folder: Path) -> None:
-        dcp.save(self.state(), **self.where(folder))
+        dcp.save(self.job.sharded(), **self.where(folder))
 
     def read(self, folder: Path) -> dict[str, torch.Tensor]:
-        fresh = {name: torch.empty_like(p.detach()) for name, p in self.state().items()}
+        fresh = {name: torch.empty_like(p.detach()) for name, p in self.job.sharded().items()}
         dcp.load(fresh, checkpoint_id=folder)
         return {name: self.job.local(tensor) for name, tensor in fresh.items()}
 
@@ -154,7 +151,7 @@ class DcpAsync(DcpSave):
         folder, begun = self.folder(step), time.monotonic()
         kind = AsyncCheckpointerType.PROCESS if self.process else AsyncCheckpointerType.THREAD
         answer = dcp.async_save(
-            self.state(), process_group=self.group, async_checkpointer_type=kind, **self.where(folder)
+            self.job.sharded(), process_group=self.group, async_checkpointer_type=kind, **self.where(folder)
         )
         self.pending.append((step, begun, getattr(answer, "upload_completion", answer)))
 
@@ -179,8 +176,8 @@ class DcpAsyncProcess(DcpAsync):
 
 
 class NvrxAsync(TorchSave):
-    """NVRx's TorchAsyncCheckpoint with a clone of the state: without one, CPU tensors are not copied at all and the
-    checkpoint is torn."""
+    """NVRx's TorchAsyncCheckpoint; of CPU tensors it gets a clone, for it copies them not at all and the checkpoint
+    would be torn."""
 
     def prepare(self) -> None:
         if not torch.cuda.is_available():  # NVRx calls these whatever the device is
@@ -193,7 +190,8 @@ class NvrxAsync(TorchSave):
     def save(self, step: int) -> None:
         self.finish()
         folder, begun = self.folder(step), time.monotonic()
-        copied = {name: tensor.clone() for name, tensor in self.job.locals().items()}
+        tensors = self.job.locals().items()
+        copied = {name: tensor.clone() if tensor.device.type == "cpu" else tensor for name, tensor in tensors}
         path = str(self.file(folder))
         target = throttle.SlowFile(path, self.job.world_size) if throttle.rate() else path
         self.saver.async_save(copied, target)
@@ -204,7 +202,7 @@ class NvrxAsync(TorchSave):
         super().after_step(step, due)
 
     def newest_durable(self) -> int:
-        queue: Any = getattr(self.saver, "async_calls_queue", None)
+        queue: Any = getattr(self.saver, "async_calls_queue", getattr(self.saver, "_async_calls_queue", None))
         left = queue.get_num_unfinalized_calls() if hasattr(queue, "get_num_unfinalized_calls") else 1
         if self.pending and left == 0:
             self._done()

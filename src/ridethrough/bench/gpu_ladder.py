@@ -22,64 +22,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard
+from gpu_model import batch, build  # type: ignore[import-not-found]
 
 KINDS = ("exception", "sigkill", "sigkill0", "sigkill_backward", "loop", "missing", "assert", "init")
 FAULT_STEP = 14
-
-
-class Block(nn.Module):
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
-        self.qkv, self.out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
-        self.up, self.down = nn.Linear(dim, 4 * dim), nn.Linear(4 * dim, dim)
-        self.heads = dim // 64
-
-    def forward(self, x: Tensor) -> Tensor:
-        b, t, d = x.shape
-        q, k, v = self.qkv(self.norm1(x)).view(b, t, 3, self.heads, 64).permute(2, 0, 3, 1, 4)
-        attended = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(attended.transpose(1, 2).reshape(b, t, d))
-        out: Tensor = x + self.down(nn.functional.gelu(self.up(self.norm2(x))))
-        return out
-
-
-class Model(nn.Module):
-    def __init__(self, dim: int = 1536, layers: int = 12, vocab: int = 16384) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(vocab, dim)
-        self.blocks = nn.ModuleList([Block(dim) for _ in range(layers)])
-        self.norm, self.head = nn.LayerNorm(dim), nn.Linear(dim, vocab, bias=False)
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        h = self.embed(x)
-        for block in self.blocks:
-            h = block(h)
-        return nn.functional.cross_entropy(self.head(self.norm(h)).flatten(0, 1).float(), y.flatten())
-
-
-def build(device: torch.device, wrap: str, compiled: bool) -> tuple[nn.Module, torch.optim.Optimizer]:
-    torch.manual_seed(0)
-    with torch.device(device):
-        model: nn.Module = Model().to(torch.bfloat16)
-    if compiled:
-        for block in model.blocks:  # type: ignore[union-attr]
-            block.compile()
-    if wrap == "ddp":
-        model = nn.parallel.DistributedDataParallel(model, device_ids=[device.index])
-    else:
-        for block in model.blocks:  # type: ignore[union-attr]
-            fully_shard(block)
-        fully_shard(model)
-    return model, torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-
-
-def batch(step: int, rank: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(step * 1000 + rank)
-    x = torch.randint(0, 16384, (2, 513), generator=generator).to(device)
-    return x[:, :-1], x[:, 1:]
 
 
 class Log:
@@ -132,7 +78,7 @@ def train(generation: int, rank: int, device: torch.device, args: argparse.Names
     kind = plan[number] if number < len(plan) else ""
     last = dist.get_world_size() - 1
     strike(kind, "init", rank, last, args, number)
-    model, optimizer = build(device, args.wrap, args.compile)
+    model, optimizer = build(device, wrap=args.wrap, compiled=args.compile)
     torch.cuda.synchronize()
     log("built", generation=generation, rank=rank)
     for step in steps:

@@ -1,6 +1,6 @@
 """docs/benchmarks.md from docs/benchmarks/*.json: nothing on the page but what the files say.
 
-A file is named for what it measures, `<anything>.json`, and says its `kind`: recovery, checkpoint, simulation or
+A file is named for what it measures, `<anything>.json`, and says its `kind`: recovery, checkpoint, gpu, simulation or
 simulation-check. One with `"preliminary": "why"` is marked so. `ridethrough bench page` writes the page; a test
 compares.
 """
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ridethrough.bench.checkpoint_sweep import why_not
+from ridethrough.bench.gpu_tables import tables
 from ridethrough.bench.mechanisms import MECHANISMS
 from ridethrough.bench.page_plots import Bar, bars
 from ridethrough.bench.spread import median, recovery_table
@@ -50,7 +51,10 @@ def page(folder: Path) -> Page:
     known kind."""
     made, parts = Page(), [_HEAD]
     contents = [(path.name, json.loads(path.read_text(encoding="utf-8"))) for path in sorted(folder.glob("*.json"))]
-    for title, kinds in (("Measured", ("recovery", "checkpoint")), ("Simulated", ("simulation", "simulation-check"))):
+    for title, kinds in (
+        ("Measured", ("gpu", "recovery", "checkpoint")),
+        ("Simulated", ("simulation", "simulation-check")),
+    ):
         chosen = [(name, content) for name, content in contents if content.get("kind") in kinds]
         parts += [f"## {title}\n"] if chosen else []
         for name, content in chosen:
@@ -211,6 +215,20 @@ def _checkpoint_cells(rows: Sequence[Content]) -> list[str]:
     return [*cells, middle("cpu_s_per_gb"), f"{len(rows) - len(reasons)}/{len(rows)}"]
 
 
+def _gpu(name: str, content: Content, made: Page) -> Iterator[str]:
+    asked, devices = content["environment"]["bench"], content["environment"]["gpus"]["devices"]
+    yield f"### One GPU ({devices[0]['name'] if devices else 'none'}), NCCL with one rank, FSDP2\n"
+    yield from _about(name, content)
+    yield (
+        "What a save costs is what it adds to the wall of its block of steps, beside blocks without saves before and "
+        "after it in the same process; medians of the blocks. A block ends one interval after its last save.\n"
+    )
+    yield f"    ridethrough bench gpu --parts {','.join(asked['parts'])} --reps {asked['reps']}\n"
+    for title, header, rows in tables(content["results"]):
+        yield f"#### {title}\n"
+        yield from _table(header, rows)
+
+
 def _simulation(name: str, content: Content, made: Page) -> Iterator[str]:
     yield "### Fleets on paper\n"
     yield (
@@ -310,6 +328,7 @@ def _number(value: float) -> str:
 _SECTIONS: dict[str, Callable[[str, Content, Page], Iterator[str]]] = {
     "recovery": _recovery,
     "checkpoint": _checkpoint,
+    "gpu": _gpu,
     "simulation": _simulation,
     "simulation-check": _simulation_check,
 }

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from ridethrough.cli.bench_checkpoint import checkpoint
+from ridethrough.cli.bench_gpu import gpu
 from ridethrough.cli.bench_shadow import shadow
 from ridethrough.cli.command import App
 from ridethrough.cli.json_option import STANDARD_OUTPUT, JsonOption, write_json
@@ -25,6 +26,7 @@ def root() -> None:
 
 
 app.command()(checkpoint)
+app.command()(gpu)
 app.command(context_settings={"allow_extra_args": True})(shadow)
 
 PeerEnv = Annotated[
