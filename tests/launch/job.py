@@ -129,7 +129,7 @@ class Job:
 
     def check_nothing_left(self) -> None:
         """No process of the job, no temporary file."""
-        wait_until(lambda: not self.alive(), "processes are left", 20.0)
+        wait_until(lambda: not self.alive(), "processes are left", 60.0)
         wait_until(lambda: not self._files(), f"files are left: {self._files()}", 20.0)
 
     def _files(self) -> list[str]:
