@@ -40,6 +40,7 @@ def nothing_left(folder: Path) -> bool:
     return not list(folder.glob("rt-bench-*")) and not list(marked(f"OUTER_MARK={folder.name}"))
 
 
+@pytest.mark.campaign
 def test_two_mechanisms_meet_the_same_fault(tmp_path: Path, folder: Path) -> None:
     out = tmp_path / "out.json"
     asked = ["--mechanisms", "ridethrough,restart-job,torchft", "--faults", "sigkill", "--reps", "1"]

@@ -125,6 +125,7 @@ def fired(job: Job, run_id: str) -> list[tuple[int, int, str]]:
     return sorted((e["step"], e["rank"], e["fault_kind"]) for e in job.events(run_id, "fault_injected"))
 
 
+@pytest.mark.campaign
 def test_slow_storage_and_little_memory_restart_nothing(job: Job, undisturbed: str) -> None:
     result = train(job, "degraded", "--fault-at=slow_storage:0:3", "--fault-at=memory_pressure:1:5")
     assert result["final_hash"] == undisturbed and result["incidents"] == []

@@ -59,7 +59,7 @@ def test_ends_as_under_the_interpreter(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("form", ["script", "module"])
+@pytest.mark.parametrize("form", ["script", pytest.param("module", marks=pytest.mark.campaign)])
 def test_what_a_program_can_see(job: Any, form: str) -> None:
     (job.folder / "facts.py").write_text((SCRIPTS / "facts.py").read_text())
     command = ["-m", "facts"] if form == "module" else ["facts.py"]

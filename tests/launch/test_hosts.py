@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -69,6 +70,7 @@ def network() -> Iterator[Network]:
         yield network
 
 
+@pytest.mark.campaign
 def test_a_host_lost_with_all_on_it_is_replaced_by_the_standby(job: Any, network: Network) -> None:
     hosts = Hosts(job, network, 120)
     for host in (2, 3):
@@ -77,6 +79,8 @@ def test_a_host_lost_with_all_on_it_is_replaced_by_the_standby(job: Any, network
     hosts.agent(4)
     wait_until(lambda: job.last_step() >= 15, job.text)
     network.kill_all(3)
+    for folder in job.temporary.glob(f"ridethrough-{hosts.agents[3].pid}-*"):
+        shutil.rmtree(folder)  # it is gone with the machine
     hosts.finished()
     (incident,) = job.events("a", "incident")
     assert (incident["class"], incident["rung"], incident["detected_by"]) == ("node_loss", "replace_node", "lease")

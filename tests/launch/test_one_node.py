@@ -23,7 +23,7 @@ def pids(job: Any, generation: int) -> dict[int, int]:
     return {e["rank"]: e["pid"] for e in job.entered() if e["generation"] == generation}
 
 
-@pytest.mark.parametrize("victim", [0, 2])
+@pytest.mark.parametrize("victim", [0, pytest.param(2, marks=pytest.mark.campaign)])
 def test_a_killed_rank_alone_is_replaced(job: Any, victim: int) -> None:
     process = launch(job)
     wait_until(lambda: job.last_step() >= 5, "no steps")
@@ -49,15 +49,19 @@ def test_an_exception_replaces_nobody(job: Any) -> None:
 
 
 STUCK = """
-import json, os, sys
+import json, os, sys, time
 import ridethrough as rt
 def train(run):
     with open(sys.argv[1], "a") as file:
         file.write(json.dumps({"generation": run.generation, "rank": run.rank, "pid": os.getpid()}) + "\\n")
     for step in run.steps(0, 3):
         if run.generation == 1 and step == 2 and run.rank == 2:
+            open("stuck", "w").close()
             sum(range(10**11))  # holds the interpreter: it can be neither told nor interrupted
         if run.generation == 1 and step == 2 and run.rank == 1:
+            while not os.path.exists("stuck"):
+                time.sleep(0.01)
+            time.sleep(0.2)
             raise ValueError("the root")
 rt.run(train)
 """

@@ -131,6 +131,7 @@ def test_a_node_that_fails_its_check_gives_its_place_to_the_standby(job: Any) ->
     cluster.all_end(130)
 
 
+@pytest.mark.campaign
 def test_who_comes_after_the_end_or_with_another_job_does_not_wait(job: Any) -> None:
     cluster = Cluster(job, "1", 90)
     cluster.coordinator()

@@ -214,6 +214,7 @@ def test_the_webhook(hook: tuple[str, list[dict], list[int]]) -> None:
 
 
 @pytest.mark.ranks
+@pytest.mark.campaign
 def test_scraped_through_three_restarts_nothing_falls(tmp_path: Path) -> None:
     """C53: 30 steps, three restarts, a scrape every 0.3 s from a server that is itself started anew half way."""
     command = [sys.executable, "-m", "ridethrough", "train", "--nproc-per-node", "2", "--steps", "30", "--quiet"]

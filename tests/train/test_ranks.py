@@ -110,6 +110,7 @@ def finals(events: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
     return [(e["final_hash"], e["final_loss"], e["val_loss"]) for e in events if e["kind"] == "final"]
 
 
+@pytest.mark.campaign
 def test_a_restarted_job_ends_bit_for_bit_where_an_undisturbed_one_does(tmp_path: Path) -> None:
     whole = finals(train(tmp_path / "whole", 2))
     assert len(whole) == 2

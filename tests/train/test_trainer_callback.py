@@ -41,6 +41,7 @@ def trained(folder: Path, *faults: str) -> tuple[list[dict[str, Any]], list[dict
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.campaign
 def test_a_trainer_goes_on_from_its_newest_checkpoint_and_ends_the_same(tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
     undisturbed, _ = trained(tmp_path / "a")
