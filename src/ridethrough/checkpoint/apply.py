@@ -46,7 +46,7 @@ class Filling:
                 self.extra = [key for key in self.extra if not key.startswith(f"{RNG}.rank")]
             missing = [k for k in self.missing if not _allowed(k, missing_ok)]
             _refuse(index, missing, [k for k in self.extra if not _allowed(k, extra_ok)])
-        except Exception:
+        except Exception:  # raised again: whatever it is, the state must be as it was
             self.undo()
             raise
 

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from ridethrough.cli import fault_options as fo
+from ridethrough.cli import proof as po
 from ridethrough.cli.command import App
 from ridethrough.cli.json_option import STANDARD_OUTPUT, JsonOption, check_json_target, write_json
 from ridethrough.cli.policy_file import PolicyFile, read_policy
@@ -45,13 +46,11 @@ def run(
         float | None, typer.Option("--for", min=1, metavar="SECONDS", help="Begin no round after so long.")
     ] = None,
     steps: Annotated[int, typer.Option("--steps", min=2, help="Optimizer steps of each job.")] = 60,
-    ranks: Annotated[int, typer.Option("--ranks", min=1, help="Processes, on this machine's CPUs or GPUs.")] = 4,
-    checkpoint_every: Annotated[int, typer.Option("--checkpoint-every", min=1, help="Steps between saves.")] = 10,
-    preset: Annotated[str, typer.Option("--preset", help="Model: tiny, small, 1b, llama3.1-8b.")] = "tiny",
-    data: Annotated[
-        str | None, typer.Option("--data", metavar="PATH", help="Text to train on; else Python's own sources.")
-    ] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of weights, order of samples and dropout.")] = 0,
+    ranks: po.Ranks = 4,
+    checkpoint_every: po.CheckpointEvery = 10,
+    preset: po.Preset = "tiny",
+    data: po.Data = None,
+    seed: po.Seed = 0,
     fault_count: fo.FaultCount = 3,
     fault_seed: fo.FaultSeed = 42,
     fault_types: fo.FaultTypes = _TYPES,

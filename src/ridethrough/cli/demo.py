@@ -13,6 +13,7 @@ from rich.console import Console
 
 from ridethrough.cli import fault_options as fo
 from ridethrough.cli import launching as la
+from ridethrough.cli import proof as po
 from ridethrough.cli.command import App
 from ridethrough.cli.json_option import STANDARD_OUTPUT, JsonOption, check_json_target, write_json
 from ridethrough.cli.proof import ReferenceJob, check_reference, reference_settings, why_void
@@ -30,13 +31,11 @@ app = App()
 @app.command()
 def demo(
     steps: Annotated[int, typer.Option("--steps", min=2, help="Optimizer steps of each of the two runs.")] = 200,
-    ranks: Annotated[int, typer.Option("--ranks", min=1, help="Processes, on this machine's CPUs or GPUs.")] = 4,
-    checkpoint_every: Annotated[int, typer.Option("--checkpoint-every", min=1, help="Steps between saves.")] = 25,
-    preset: Annotated[str, typer.Option("--preset", help="Model: tiny, small, 1b, llama3.1-8b.")] = "tiny",
-    data: Annotated[
-        str | None, typer.Option("--data", metavar="PATH", help="Text to train on; else Python's own sources.")
-    ] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of weights, order of samples and dropout.")] = 0,
+    ranks: po.Ranks = 4,
+    checkpoint_every: po.CheckpointEvery = 25,
+    preset: po.Preset = "tiny",
+    data: po.Data = None,
+    seed: po.Seed = 0,
     fault_count: fo.FaultCount = 5,
     fault_seed: fo.FaultSeed = 42,
     fault_types: fo.FaultTypes = fo.DEFAULT_TYPES,

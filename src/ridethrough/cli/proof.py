@@ -6,7 +6,9 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Annotated, Any, TextIO
+
+import typer
 
 from ridethrough.cli.launching import check_machine
 from ridethrough.cli.live import follow
@@ -15,6 +17,15 @@ from ridethrough.faults.kinds import KINDS
 from ridethrough.faults.schedule import Schedule
 from ridethrough.ledger.rundir import private_folder
 from ridethrough.ledger.summary import RunLedger, ledger_summary, read_run
+
+# The options of the reference job, spelled alike in `demo` and `chaos run`.
+Ranks = Annotated[int, typer.Option("--ranks", min=1, help="Processes, on this machine's CPUs or GPUs.")]
+CheckpointEvery = Annotated[int, typer.Option("--checkpoint-every", min=1, help="Steps between saves.")]
+Preset = Annotated[str, typer.Option("--preset", help="Model: tiny, small, 1b, llama3.1-8b.")]
+Data = Annotated[
+    str | None, typer.Option("--data", metavar="PATH", help="Text to train on; else Python's own sources.")
+]
+Seed = Annotated[int, typer.Option("--seed", min=0, help="Of weights, order of samples and dropout.")]
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ def run_checks(checks: Mapping[str, Check], limit_s: float = LIMIT_S) -> list[Ou
     def run(name: str, check: Check) -> None:
         try:
             status, detail = check()
-        except Exception as error:
+        except Exception as error:  # a check may be the user's own
             status, detail = "FAIL", f"{type(error).__name__}: {error}"
         found[name] = Outcome(name, status, detail, time.monotonic() - begun)
 

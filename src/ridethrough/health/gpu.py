@@ -49,7 +49,7 @@ def _unavailable() -> Finding:
 def _asked(question: Any, before: GpuBaseline) -> Finding:
     try:
         nvml, handle = _open(before.uuid)
-    except Exception as error:
+    except Exception as error:  # of the library, which may be missing
         return "UNAVAILABLE", str(error)
     try:
         return question(nvml, handle, before)  # type: ignore[no-any-return]
