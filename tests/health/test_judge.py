@@ -209,7 +209,22 @@ def test_another_world_size_forgets_what_a_step_takes() -> None:
     world.judge.plan_changed(4)
     assert world.judge.step_deadline_s() == 1.0
     world.judge.plan_changed(3)
-    assert world.judge.step_deadline_s() == world.policy.first_step_limit_s
+    assert world.judge.step_deadline_s() == 60.0
+
+
+@pytest.mark.parametrize(("first_s", "deadline_s"), [(0.2, 60.0), (20.0, 200.0), (90.0, 600.0)])
+def test_a_hang_before_enough_steps_are_known_is_found_by_what_the_first_one_took(
+    first_s: float, deadline_s: float
+) -> None:
+    world = World()
+    world.run(0.1)
+    world.step(1)
+    assert world.run(first_s) is None
+    world.step(2, took_s=first_s)
+    world.collective(0, 0, 1, 3)
+    verdict = world.run(650.0)
+    assert verdict is not None and verdict.guilty == (2,)
+    assert verdict.deadline_s == pytest.approx(deadline_s, rel=0.05)
 
 
 def test_a_heartbeat_in_a_long_stretch_counts_anew() -> None:

@@ -23,7 +23,8 @@ _S = 1_000_000_000
 _WINDOW = 200
 _LEARN = 8  # steps before the learned deadline is trusted
 _LATE_S = 0.25  # a judge that comes later than this was not scheduled, and the ranks were probably not either
-_AGAIN_FACTOR, _AGAIN_FLOOR_S = 10.0, 10.0  # first step of a later generation, from those already seen
+_FIRST_FACTOR = 10.0  # what compiles anew is not ten times longer than the longest first step so far
+_AGAIN_FLOOR_S, _EARLY_FLOOR_S = 10.0, 60.0  # first step of a later generation; steps before enough are learned
 _ALONE_FACTOR = 3.0  # ranks that do not wait for each other: one alone may be late for longer
 _SILENT_S = 1.0  # the monitor thread stamps ten times a second, unless something holds the GIL
 _MOST_SCALE = 64.0
@@ -69,9 +70,9 @@ class Judge:
         self.longest_s: dict[str, float] = {}
 
     def step_deadline_s(self) -> float:
-        """Learned: factor x 99th percentile of the last 200 steps, not below the floor; the first step's cap before."""
+        """Learned: factor x 99th percentile of the last 200 steps, not below the floor; by the first steps before."""
         if len(self._durations) < _LEARN:
-            return self._policy.first_step_limit_s
+            return self._by_first_steps_s(_EARLY_FLOOR_S)
         ordered = sorted(self._durations)
         p99 = ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))] / _S
         return max(self._policy.hang_floor_s, self._policy.hang_factor * p99) * self._scale
@@ -217,10 +218,13 @@ class Judge:
 
     def _first_step_s(self, x: Reading) -> float:
         """Compilation may make the very first step long; a later generation's is known from those before."""
-        seen = self.longest_s.get("first_step")
-        if x.generation <= 1 or seen is None:
+        if x.generation <= 1 or "first_step" not in self.longest_s:
             return self._policy.first_step_limit_s
-        return min(self._policy.first_step_limit_s, max(_AGAIN_FLOOR_S, _AGAIN_FACTOR * seen))
+        return self._by_first_steps_s(_AGAIN_FLOOR_S)
+
+    def _by_first_steps_s(self, floor_s: float) -> float:
+        longest_s = self.longest_s.get("first_step", 0.0)  # none: over before anybody looked
+        return min(self._policy.first_step_limit_s, max(floor_s, _FIRST_FACTOR * longest_s))
 
 
 def _since_ns(x: Reading) -> int:
