@@ -154,6 +154,7 @@ def test_b35_b37_a_late_name_a_lost_coordinator_and_a_killed_pod(tmp_path: Path)
 @pytest.mark.timeout(600)
 def test_a_rank_that_takes_all_memory_is_killed_by_its_cgroup_and_replaced(tmp_path: Path) -> None:
     more = "resources: {memory: 2Gi}\nfaults: {count: 1, seed: 3, types: [oom], steps: 60}\n"
+    more += "policy: {hang_floor_s: 60}\n"  # where pages come slowly, filling 2 GiB takes longer than a step may
     with training(tmp_path, reference_spec(60, 20, more)) as told:
         told.lab.until(lambda: told.step() >= 58, 120, "training stopped")
     (incident,) = [event for event in read_events(told.run) if event["kind"] == "incident"]
