@@ -54,12 +54,18 @@ class Coordinator:
         """Runs until cancelled: limits are noticed within a twentieth of a second."""
         while True:
             await asyncio.sleep(_TICK_S)
-            self.post(m.Tick())
+            try:
+                self.post(m.Tick())
+            except Exception as error:  # without ticks no limit would ever pass: the job ends instead
+                self._end(ExitCode.RESTARTS_EXHAUSTED, f"the coordinator failed: {type(error).__name__}: {error}")
+                raise
 
     def _convicted(self, report: FaultReport) -> None:
         self.post(m.WorkerFaulted(report=report))
 
     def _handle(self, event: m.Event) -> None:
+        if self.deposed:
+            return
         plan = self.machine.plan
         if isinstance(event, m.HangSuspected):
             if plan is not None and self.machine.phase == "running":
@@ -96,10 +102,14 @@ class Coordinator:
             self.deliver(action.node, action)
 
     def _stand_down(self, why: str) -> None:
-        """Another coordinator plans now: this one says nothing more to anybody (`deposed` says why)."""
+        """Another coordinator plans now: this one says nothing more to anybody (`deposed` says why). Whoever starts it
+        again would depose the other in turn, so its code says not to."""
         self.deposed = why
+        self._end(ExitCode.FATAL, why)
+
+    def _end(self, code: int, why: str) -> None:
         if not self.done.done():
-            self.done.set_result(m.JobDone(code=ExitCode.RESTARTS_EXHAUSTED, reason=why))
+            self.done.set_result(m.JobDone(code=code, reason=why))
 
     def _record_plan(self) -> None:
         plan = self.machine.plan

@@ -24,7 +24,7 @@ def claim_epoch(run_dir: Path) -> int:
         except FileExistsError:
             continue
         try:
-            os.write(fd, f"{os.uname().nodename} {os.getpid()}\n".encode())
+            os.write(fd, f"process {os.getpid()} on {os.uname().nodename}\n".encode())
             os.fsync(fd)
         finally:
             os.close(fd)
@@ -63,7 +63,9 @@ def _planned(run_dir: Path) -> Path:
 
 
 def check_claim(run_dir: Path, epoch: int) -> None:
-    """To be called before each plan. Raises ClaimLost."""
+    """To be called before each plan. Raises ClaimLost, whose message names the newer holder."""
     newest = newest_epoch(run_dir)
     if newest > epoch:
-        raise ClaimLost(f"a coordinator of epoch {newest} has taken over from epoch {epoch}")
+        holder = (run_dir / "epochs" / f"{newest}").read_text().strip() or "not named yet"
+        run = run_dir.name
+        raise ClaimLost(f"run {run}: a coordinator of epoch {newest} has taken over from epoch {epoch}: {holder}")

@@ -61,8 +61,10 @@ class HostedJob:
         )
 
     def end(self, done: m.JobDone) -> int:
-        """Closes the records and says how it ended; returns the exit code."""
-        self.recorder.emit("job_end", code=done.code, reason=done.reason)
-        write_result(self._run, done)
+        """Closes the records, unless the run is another coordinator's by now, and says how it ended; returns the exit
+        code."""
+        if not self.coordinator.deposed:
+            self.recorder.emit("job_end", code=done.code, reason=done.reason)
+            write_result(self._run, done)
         last_words(self.coordinator.last_incident, done)
         return done.code
