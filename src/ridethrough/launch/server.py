@@ -35,6 +35,7 @@ class CoordinatorServer:
         self._inboxes: dict[str, Inbox] = {}
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._dismissed: set[str] = set()  # told that the job is over for them: they may close
         self._gone = asyncio.Event()
 
     async def start(
@@ -50,6 +51,8 @@ class CoordinatorServer:
 
     def deliver(self, node: str, action: m.Action) -> None:
         """Sends an action to a node, now or when it is connected again; its lease decides how long that may take."""
+        if isinstance(action, m.JobDone):
+            self._dismissed.add(node)
         outbox = self._outboxes.setdefault(node, Outbox())
         message = outbox.add({"t": "action", "action": action.model_dump(mode="json")})
         channel = self._agents.get(node)
@@ -60,10 +63,11 @@ class CoordinatorServer:
         """Tells every agent that the job is over, and waits until they have closed, or `limit_s` is over."""
         for node in list(self._agents):
             self.deliver(node, done)
+        end_s = time.monotonic() + limit_s
         with contextlib.suppress(asyncio.TimeoutError):
             while self._agents:
                 self._gone.clear()
-                await asyncio.wait_for(self._gone.wait(), limit_s)
+                await asyncio.wait_for(self._gone.wait(), end_s - time.monotonic())
         if self._server is not None:
             self._server.close()
         for task in self._tasks:
@@ -124,10 +128,14 @@ class CoordinatorServer:
         while True:
             await asyncio.sleep(_LOOK_S)
             for node in self._leases.lost(time.monotonic()):
-                print(f"ridethrough coordinator: node {node} was not heard of, it is lost", file=sys.stderr)
+                if node in self._dismissed:
+                    self._dismissed.discard(node)
+                else:
+                    print(f"ridethrough coordinator: node {node} was not heard of, it is lost", file=sys.stderr)
                 channel = self._agents.pop(node, None)
                 if channel is not None:
                     await channel.close()
                 self._inboxes.pop(node, None)
                 self._outboxes.pop(node, None)
+                self._gone.set()
                 self._coordinator.post(m.NodeLeft(node=node, lost=True))
