@@ -102,6 +102,9 @@ class WorkerLog:
             self._close_pipe(fd)
             return False
         *lines, pipe.rest = (pipe.rest + data).split(b"\n")
+        if len(pipe.rest) >= _CHUNK:  # a progress bar may never end its line
+            lines.append(pipe.rest)
+            pipe.rest = b""
         for line in lines:
             self._line(line, pipe.is_error)
         return True
