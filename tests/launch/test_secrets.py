@@ -13,6 +13,7 @@ from ridethrough.generation import messages as m
 from ridethrough.generation.wire import Decoder, encode
 from ridethrough.launch.config import LaunchConfig
 from ridethrough.launch.environment import worker_environment
+from ridethrough.launch.keeper import KeeperProcess
 from ridethrough.launch.worker_link import WorkerLink
 from ridethrough.ledger.rundir import RunDir
 
@@ -57,3 +58,20 @@ def test_the_jobs_token_is_not_in_a_workers_environment(tmp_path: Path, monkeypa
     env = worker_environment(config, RunDir(tmp_path), tmp_path, "job", "127.0.0.1")
     assert {name for name in env if "TOKEN" in name} == {"MY_TOKEN"}
     assert "secret" not in env.values()
+
+
+def test_the_keeper_gets_the_token_by_a_pipe_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RIDETHROUGH_TOKEN", "67f1c9")
+
+    async def environment() -> bytes:
+        path = tmp_path / "keeper.sock"
+        keeper = KeeperProcess(path, RunDir(tmp_path), grace_s=5.0, env={}, address="127.0.0.1", token="67f1c9")
+        keeper.start()
+        try:
+            while not path.exists():  # the test's time limit is the guard
+                await asyncio.sleep(0.02)
+            return Path(f"/proc/{keeper.pid}/environ").read_bytes()
+        finally:
+            await keeper.stop()
+
+    assert b"67f1c9" not in asyncio.run(environment())

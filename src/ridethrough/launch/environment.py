@@ -21,10 +21,15 @@ _NCCL = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_RETHROW_CUDA_ERRORS
 _OUTER = {"RIDETHROUGH_WORKER", "RIDETHROUGH_HEARTBEAT"}  # of the worker that this launcher may itself run in
 
 
+def without_token() -> dict[str, str]:
+    """The launcher's own environment, less the job's token."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(TOKEN_VARIABLE)}
+
+
 def worker_environment(config: LaunchConfig, run: RunDir, folder: Path, job: str, address: str) -> dict[str, str]:
     """The launcher's own environment, ours, and what the user asked for; ranks come later, per worker. `address` is
     this node's, by which its peers reach it."""
-    env = {k: v for k, v in os.environ.items() if not k.startswith(TOKEN_VARIABLE) and k not in _OUTER}
+    env = {name: value for name, value in without_token().items() if name not in _OUTER}
     for name, value in _NCCL.items():
         env.setdefault(name, value)
     if config.num_workers > 1:

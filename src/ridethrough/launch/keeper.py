@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ridethrough.launch import guard
+from ridethrough.launch.environment import without_token
 from ridethrough.ledger.rundir import RunDir
 
 _RESTARTS = 5
@@ -34,16 +35,16 @@ class KeeperProcess:
         rate: float = 0.0,
     ) -> None:
         """`grace_s`: how long it may write once it is told to stop. `address`: where keepers of other nodes reach this
-        one; they prove that they know `token`. `env` comes on top of the launcher's own environment."""
+        one; they prove that they know `token`. `env` comes on top of the launcher's own environment, which it
+        gets without the token."""
         self._token, self._grace_s = token, grace_s
-        self._env = {**os.environ, **env}
+        self._env = {**without_token(), **env}
         self._argv = [sys.executable, "-m", "ridethrough.checkpoint.keeper", "--socket", str(path)]
         self._argv += ["--run-dir", str(run.path), "--grace", str(grace_s)]
         if address:
             self._argv += ["--address", address, "--replicas", str(replicas), "--replica-rate", str(rate)]
         self._process: subprocess.Popen[bytes] | None = None
         self._watcher: asyncio.Task[None] | None = None
-        self._starts = 0
 
     @property
     def pid(self) -> int:
@@ -81,8 +82,7 @@ class KeeperProcess:
         self._process.wait()
 
     async def _supervise(self) -> None:
-        while self._starts <= _RESTARTS:
-            self._starts += 1
+        for left in reversed(range(_RESTARTS + 1)):
             argv = guard.command(os.getpid(), signal.SIGTERM, self._argv)
             self._process = subprocess.Popen(argv, stdin=subprocess.PIPE, start_new_session=True, env=self._env)
             assert self._process.stdin is not None
@@ -97,4 +97,5 @@ class KeeperProcess:
             finally:
                 loop.remove_reader(pidfd)
                 os.close(pidfd)
-            print(f"ridethrough: the keeper ended with {self._process.wait()}; it is started again", file=sys.stderr)
+            then = "it is started again" if left else "the next one is left to the ranks to start"
+            print(f"ridethrough: the keeper ended with {self._process.wait()}; {then}", file=sys.stderr)
