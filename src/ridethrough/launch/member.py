@@ -54,7 +54,7 @@ class Member:
         with self._stop.handled():
             done = await self._done
             watch.cancel()
-            if self._agent is not None and self._starter is not None:
+            if self._agent is not None:
                 clean = done.code == 0 or self._stop_agreed
                 await wind_up(self._agent, self._starter, done, self._stop, clean=clean)
         link.cancel()
@@ -149,12 +149,14 @@ class Member:
 
 
 async def wind_up(
-    agent: NodeAgent, starter: asyncio.Task[None], done: m.JobDone, stop: StopSignals, *, clean: bool
+    agent: NodeAgent, starter: asyncio.Task[None] | None, done: m.JobDone, stop: StopSignals, *, clean: bool
 ) -> None:
-    """Ends an agent: after a clean end once the ranks have finished, else after what is left of the grace."""
-    starter.cancel()
-    with contextlib.suppress(asyncio.CancelledError, Exception):  # how it failed is in `done` (`start_failed`)
-        await starter
+    """Ends an agent: after a clean end once the ranks have finished, else after what is left of the grace. `starter` is
+    its `start`, None if it was refused before."""
+    if starter is not None:
+        starter.cancel()
+        with contextlib.suppress(asyncio.CancelledError, Exception):  # how it failed is in `done` (`start_failed`)
+            await starter
     agent.release(done.code)
     if clean:
         limit_s = _FINISH_LIMIT_S if stop.first is None else max(1.0, stop.grace_left_s())
