@@ -21,6 +21,7 @@ import sys
 import time
 import traceback
 import warnings
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from ridethrough.generation.wire import Decoder, encode
@@ -34,12 +35,28 @@ def main() -> None:
     channel, agent = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
     job_mark, folder, *modules = sys.argv[3:]
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.setsid()
+    with _told_of_the_end_of(agent, job_mark, folder):
+        ready = _prepare(modules)
     with contextlib.suppress(ConnectionError):
-        channel.sendall(encode(_prepare(modules)))
+        channel.sendall(encode(ready))
         _serve(channel, agent)
     _clean_up(job_mark, folder)
+
+
+@contextlib.contextmanager
+def _told_of_the_end_of(agent: int, job_mark: str, folder: str) -> Iterator[None]:
+    """While the imports run nobody reads the socket: a signal tells. Later it is ignored."""
+
+    def on_signal(number: int, frame: object) -> None:
+        if os.getppid() != agent:
+            _clean_up(job_mark, folder)
+            os._exit(0)
+
+    signal.signal(signal.SIGTERM, on_signal)
+    die_with_parent(agent, signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def _prepare(modules: list[str]) -> dict[str, Any]:
