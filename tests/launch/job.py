@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ridethrough.launch import guard
 from ridethrough.ledger.partition import read_events
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -69,12 +70,12 @@ class Job:
     def start(
         self, *args: str, name: str = "agent", env: dict[str, str] | None = None, before: Sequence[str] = ()
     ) -> subprocess.Popen[bytes]:
-        """`ridethrough ARGS`, behind the words in `before`; output to <name>.log."""
+        """`ridethrough ARGS`, behind the words in `before`; output to <name>.log. Ends with this process."""
         if args[0] == "run" and "--policy" not in args:
             args = ("run", "--policy", str(self.patient), *args[1:])
         log = open(self.folder / f"{name}.log", "ab")  # noqa: SIM115
         process = subprocess.Popen(
-            [*before, sys.executable, "-m", "ridethrough", *args],
+            guard.command(os.getpid(), signal.SIGKILL, [*before, sys.executable, "-m", "ridethrough", *args]),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
