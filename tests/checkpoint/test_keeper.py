@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -20,6 +21,7 @@ import torch
 import ridethrough.checkpoint as rc
 from ridethrough.checkpoint import client, layout, wire
 from ridethrough.checkpoint.arena import POOL
+from ridethrough.generation.socket_folder import sweep_folders
 
 HERE = Path(__file__).parent
 
@@ -232,6 +234,27 @@ def test_mounts_without_fsync_or_allocation_commit_all_the_same(
     assert again.bytes() == state
     keeper.process.kill()
     keeper.process.wait()
+
+
+def test_a_killed_keepers_folder_is_swept_and_a_living_ones_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rank that made it is gone in both cases."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    maker = subprocess.Popen(["true"])
+    maker.wait()
+    folder = tmp_path / f"ridethrough-{maker.pid}-x"
+    keeper = client.KeeperClient(folder / "keeper.sock", owned=True)
+    keeper.connect()
+    assert keeper.process is not None
+    try:
+        sweep_folders()
+        assert folder.exists()
+    finally:
+        keeper.process.kill()
+        keeper.process.wait()
+    sweep_folders()
+    assert not folder.exists()
 
 
 def test_forty_saves_leave_nothing_behind(job: Any, own_keeper: Any, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a dead agent left is removed by the next one, and nothing of a living one, whose process id may say nothing."""
+"""What is left behind is removed by the next one, and nothing of a living one, whose process id may say nothing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ridethrough.launch.agent import sweep_folders
+from ridethrough.generation.socket_folder import sweep_folders
 
 
 def test_only_a_folder_that_nobody_holds_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,7 @@ from ridethrough.checkpoint import fileops
 from ridethrough.checkpoint.keeping import Keeping
 from ridethrough.checkpoint.kept import Client
 from ridethrough.generation import peer
+from ridethrough.generation.socket_folder import hold
 from ridethrough.ledger.recorder import Recorder
 
 IDLE_EXIT_S = 3.0
@@ -69,6 +70,7 @@ def listen(path: Path) -> tuple[socket.socket, int] | None:
     except OSError:
         os.close(lock)
         return None
+    hold(path.parent)  # until this process ends: it may outlive whoever made the folder
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
     server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

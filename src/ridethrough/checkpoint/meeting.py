@@ -10,7 +10,7 @@ from ridethrough.checkpoint.client import KeeperClient, any_client, client_for
 from ridethrough.checkpoint.dcpindex_torch import trusted
 from ridethrough.checkpoint.layout import Lineage
 from ridethrough.checkpoint.peers import Peers, host_identity
-from ridethrough.generation.socket_folder import socket_folder
+from ridethrough.generation.socket_folder import hold, socket_folder
 
 
 class Meeting:
@@ -34,8 +34,7 @@ class Meeting:
         shared = next((p for r, (_h, p, _e) in enumerate(told) if self.nodes[r] == self.node and p), None)
         if shared is None:
             if self.peers.rank == self.first:
-                shared = str(socket_folder("ridethrough-") / "keeper.sock")
-                client_for(Path(shared), owned=True).connect()
+                shared = str(_own_keeper())
                 self.peers.publish(f"keeper/{self.first}", shared)
             else:
                 shared = self.peers.read(f"keeper/{self.first}")
@@ -69,6 +68,17 @@ class Meeting:
                 **options,
             },
         }
+
+
+def _own_keeper() -> Path:
+    """Starts a keeper in a folder of its own, which it holds from then on; returns its socket's path."""
+    folder = socket_folder()
+    held = hold(folder)
+    try:
+        client_for(folder / "keeper.sock", owned=True).connect()
+    finally:
+        os.close(held)
+    return folder / "keeper.sock"
 
 
 def _endpoint(agent: str | None) -> str:

@@ -7,8 +7,6 @@ processes (`crew`), hears the workers (`worker_link`) and watches their heartbea
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import fcntl
 import functools
 import os
 import shutil
@@ -16,13 +14,12 @@ import signal
 import socket
 import uuid
 from collections.abc import Callable, Coroutine
-from pathlib import Path
 from typing import Any
 
 from ridethrough.generation import messages as m
 from ridethrough.generation.exit_codes import ExitCode
 from ridethrough.generation.plan import NodePlan
-from ridethrough.generation.socket_folder import socket_folder, temporary_roots
+from ridethrough.generation.socket_folder import hold, socket_folder
 from ridethrough.launch import linux
 from ridethrough.launch.compaction import keep_compact
 from ridethrough.launch.config import LaunchConfig
@@ -56,10 +53,8 @@ class NodeAgent:
         self.run = run
         self._recorder = recorder
         self._report = report
-        sweep_folders()
-        self._folder = socket_folder(f"ridethrough-{os.getpid()}-")
-        self._held = os.open(self._folder, os.O_RDONLY)
-        fcntl.flock(self._held, fcntl.LOCK_EX)
+        self._folder = socket_folder()
+        self._held = hold(self._folder)
         job = uuid.uuid4().hex
         self._tasks: set[asyncio.Task[None]] = set()
         self._store = StoreHost(address, config.master_port)
@@ -99,12 +94,14 @@ class NodeAgent:
     async def start(self) -> None:
         """Starts zygote, keeper, link and watch; returns once workers can be started."""
         linux.become_subreaper()
-        asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._reap_adopted)
         await self._link.open(self._folder / "agent.sock")
         self._keeper.start()
         await asyncio.gather(self._crew.open(), asyncio.to_thread(__import__, "torch.distributed"))
         if self.config.numa_binding:
             self._crew.cores = await cores_of_ranks(self.config.numa_binding, self.config.num_workers)
+        # Not before: the process that tells of the cores is waited for by asyncio, which would find it reaped.
+        asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._reap_adopted)
+        self._reap_adopted()
         for loop in (self._watch.loop(), self._end_silent(), keep_compact(self.run)):
             self._spawn_task(loop)
         self._started = True
@@ -276,30 +273,3 @@ class NodeAgent:
             if not self._stopping:  # half an agent would leave the job waiting
                 cause = f"the agent of {self.name} failed: {type(error).__name__}: {error}"
                 self._report(m.StopRequested(cause=cause, code=ExitCode.RESTARTS_EXHAUSTED, grace_s=0.0))
-
-
-def sweep_folders() -> None:
-    """Removes what an agent left that was killed before its zygote could clean up behind it.
-
-    A process that is not seen may live in another PID namespace that shares the temporary folder: the lock decides."""
-    for folder in [folder for root in temporary_roots() for folder in root.glob("ridethrough-*-*")]:
-        pid = folder.name.split("-")[1]
-        with contextlib.suppress(FileNotFoundError):  # another launcher sweeps too
-            if (
-                pid.isdigit()
-                and linux.is_gone(int(pid))
-                and folder.stat().st_uid == os.getuid()
-                and not _is_held(folder)
-            ):
-                shutil.rmtree(folder, ignore_errors=True)
-
-
-def _is_held(folder: Path) -> bool:
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
-    return False
