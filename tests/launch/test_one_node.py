@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from typing import Any
@@ -106,6 +107,15 @@ def test_the_launcher_killed_while_workers_start(job: Any) -> None:
     job.check_nothing_left()
 
 
+def test_the_launcher_killed_while_a_preload_is_imported(job: Any) -> None:
+    (job.folder / "slow.py").write_text("import time\nopen('begun', 'w').close()\ntime.sleep(3000)\n")
+    process = launch(job, "--preload", "slow", env={"PYTHONPATH": f"{job.folder}:{os.environ.get('PYTHONPATH', '')}"})
+    wait_until((job.folder / "begun").exists, "the import does not begin")
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    job.check_nothing_left()
+
+
 @pytest.mark.parametrize("sig, code", [(signal.SIGTERM, 82), (signal.SIGINT, 130)])
 def test_a_planned_stop_ends_all_ranks_at_one_step(job: Any, sig: signal.Signals, code: int) -> None:
     process = launch(job, steps=2000)
@@ -134,6 +144,18 @@ def test_exit_codes_without_recovery(job: Any) -> None:
         "import os\nif os.environ['RANK'] == '1': os.kill(os.getpid(), 11)\nimport time; time.sleep(60)\n"
     )
     assert job.run(*args[:-1], "c", str(script)) == 139, job.text()
+
+
+def test_of_two_launches_of_one_run_the_older_is_not_to_be_started_again(job: Any) -> None:
+    """It finds the other's claim when it is to plan; the run's folder is the other's by then."""
+    process = launch(job, steps=5000)
+    wait_until(lambda: job.last_step() >= 5, "no steps")
+    (job.folder / "runs" / "a" / "epochs" / "1").write_text("process 7 on another\n")
+    os.kill(pids(job, 1)[1], signal.SIGKILL)
+    assert job.wait(process) == 83, job.text()
+    assert "epoch 1 has taken over from epoch 0: process 7 on another" in job.text().splitlines()[-1]
+    assert json.loads((job.folder / "runs" / "a" / "run.json").read_text())["result"] is None
+    assert not job.events("a", "job_end")
 
 
 def test_the_last_words_are_the_root_cause(job: Any) -> None:

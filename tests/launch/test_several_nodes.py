@@ -301,6 +301,9 @@ def test_a_stranger_is_refused(job: Any) -> None:
     wait_until(lambda: "listening" in job.text("coordinator"), "no coordinator")
     cluster.ends(cluster.agent("stranger", token=str(other)), 2)
     assert "token" in job.text("stranger")
+    cluster.options += ["--nproc-per-node", "1"]
+    cluster.ends(cluster.agent("smaller"), 2)
+    assert "--nproc-per-node is 1" in job.text("smaller")
     coordinator.send_signal(signal.SIGINT)
     cluster.all_end(130)
 
@@ -372,6 +375,7 @@ def test_a_node_that_gets_notice_leaves_and_the_standby_takes_its_place(job: Any
     cluster.all_end()
     cluster.check_results()
     assert {i["class"] for i in job.events("a", "incident")} <= {"preemption"}
+    assert "is lost" not in job.text("coordinator")
 
 
 @pytest.mark.parametrize(
