@@ -60,10 +60,12 @@ def pin_in_background(arena: Arena, device: torch.device) -> None:
     arena.pin_asked = True
 
     def pin() -> None:
-        with _pinning:
-            _make_pages(arena.address, arena.nbytes)
-            arena.pinned = _register(arena.address, arena.nbytes, device)
-            arena.pinning.set()
+        try:
+            with _pinning:
+                _make_pages(arena.address, arena.nbytes)
+                arena.pinned = _register(arena.address, arena.nbytes, device)
+        finally:
+            arena.pinning.set()  # whatever was raised: a snapshot waits for it, and the optimizer for that one
 
     threading.Thread(target=pin, name="rt-pin", daemon=True).start()
 
