@@ -13,6 +13,7 @@ NESTING: tuple[tuple[str, str], ...] = (
     ("heartbeat_s", "lease_s"),
     ("interrupt_after_s", "leave_limit_s"),
     ("gate_limit_s", "leave_limit_s"),
+    ("abort_limit_s", "leave_limit_s"),
     ("leave_limit_s", "kill_limit_s"),
     ("lease_s", "kill_limit_s"),
     ("leave_limit_s", "rebuild_limit_s"),

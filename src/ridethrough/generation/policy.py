@@ -103,7 +103,9 @@ class Policy(BaseModel):
     gate_limit_s: float = Field(
         1.0, gt=0, description="Limit of each check before a process may enter again; one that takes longer has failed."
     )
-    abort_limit_s: float = Field(3.0, gt=0, description="Aborting a process group; then the process is replaced.")
+    abort_limit_s: float = Field(
+        1.5, gt=0, description="Aborting a process group; then the process is replaced. Grows with the world."
+    )
     leave_limit_s: float = Field(
         2.0, gt=0, description="Who has not left by then is killed and replaced. Grows with the world."
     )
@@ -169,6 +171,10 @@ class Policy(BaseModel):
     def changed(self) -> dict[str, Any]:
         """The settings that are not the default, as JSON has them."""
         return self.model_dump(mode="json", exclude_defaults=True)
+
+    def abort_limit(self, world_size: int) -> float:
+        """Seconds for aborting all process groups."""
+        return self.abort_limit_s * (1 + world_size / _PER_DOUBLING)
 
     def leave_limit(self, world_size: int) -> float:
         """Seconds for leaving: abort and teardown touch every peer, so larger worlds get more."""

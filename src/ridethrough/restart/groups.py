@@ -45,7 +45,7 @@ class Groups:
 
     def __init__(self, store_port: int, abort_limit_s: float) -> None:
         self._store_port = store_port
-        self._abort_limit_s = abort_limit_s
+        self.abort_limit_s = abort_limit_s
         self._lock = threading.Lock()
         self._loops: list[GlooLoop] = []
         self._others: list[TcpSocket] = []  # of groups without a loop that we can look into
@@ -142,7 +142,7 @@ class Groups:
         """Frees the main thread if it is blocked in a collective or in the store. Any thread, repeatable."""
         self.cut_connections()
         if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            self.aborted = _abort_nccl(self._abort_limit_s)
+            self.aborted = _abort_nccl(self.abort_limit_s)
 
     def cut_connections(self) -> None:
         """The part of `cut` that may be repeated until the main thread is out. Any thread."""

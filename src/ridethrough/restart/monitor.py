@@ -58,7 +58,7 @@ class Monitor:
                 self._cut_at = time.monotonic()
             groups = self._groups
         if not mine:
-            stage.cut.wait(self._policy.abort_limit_s + _CUT_MARGIN_S)
+            stage.cut.wait(_CUT_MARGIN_S + (groups.abort_limit_s if groups is not None else 0.0))
             return
         try:
             if groups is not None:

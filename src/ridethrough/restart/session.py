@@ -89,7 +89,7 @@ class Session:
         """One generation in a function of its own, so that no local of it survives; True when the job is done."""
         stage = Stage(place.generation)
         policy = place.policy
-        groups = Groups(place.master_port, policy.abort_limit_s)
+        groups = Groups(place.master_port, policy.abort_limit(place.world_size))
         self._monitor.watch(stage, groups, policy)
         self._enter(place)
         run = Run(
