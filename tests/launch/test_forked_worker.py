@@ -58,6 +58,12 @@ def test_ends_as_under_the_interpreter(name: str, tmp_path: Path) -> None:
     assert found[0] == found[1]
 
 
+def _in_the_foreground() -> None:
+    """A shell ignores these for what it starts in the background; a worker never does."""
+    for number in (signal.SIGINT, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
+
+
 @pytest.mark.ranks
 @pytest.mark.parametrize("form", ["script", pytest.param("module", marks=pytest.mark.campaign)])
 def test_what_a_program_can_see(job: Any, form: str) -> None:
@@ -70,6 +76,7 @@ def test_what_a_program_can_see(job: Any, form: str) -> None:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         check=False,
+        preexec_fn=_in_the_foreground,
     )
     assert plain.returncode == 0, plain.stderr.decode()
     code = job.run(
