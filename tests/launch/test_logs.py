@@ -10,23 +10,41 @@ from ridethrough.launch.config import LaunchConfig
 from ridethrough.launch.console import Console
 from ridethrough.launch.logs import WorkerLog
 
-BAR = b"\r 50%|#####     |" * 20_000
 
+def kept(folder: Path, *pieces: bytes) -> list[bytes]:
+    """What the file holds after each of the pieces, and at the end."""
 
-def test_a_line_that_never_ends_is_written_as_it_comes(tmp_path: Path) -> None:
-    async def write() -> int:
-        log = WorkerLog(LaunchConfig(command=[], echo=False), tmp_path, 0, 0, Console())
+    async def write() -> list[bytes]:
+        log = WorkerLog(LaunchConfig(command=[], echo=False), folder, 0, 0, Console())
         log.begin(0)
         (out_read, out), (err_read, err) = os.pipe(), os.pipe()
         log.attach(out_read, err_read)
-        for start in range(0, len(BAR), 1 << 15):
-            os.write(out, BAR[start : start + (1 << 15)])
+        found = []
+        for piece in pieces:
+            os.write(out, piece)
             log.catch_up()
-        so_far = (tmp_path / "a0000-rank0.log").stat().st_size
+            found.append(path.read_bytes())
         os.close(out)
         os.close(err)
         await log.drain(10.0)
-        return so_far
+        return [*found, path.read_bytes()]
 
-    assert asyncio.run(write()) > len(BAR) - (1 << 16)
-    assert (tmp_path / "a0000-rank0.log").read_bytes().replace(b"\n", b"") == BAR
+    path = folder / "a0000-rank0.log"
+    return asyncio.run(write())
+
+
+def test_a_line_that_never_ends_is_written_as_it_comes(tmp_path: Path) -> None:
+    *_, so_far, whole = kept(tmp_path, *[b"x" * (1 << 15)] * 5)
+    assert len(so_far) > 4 << 15
+    assert whole.replace(b"\n", b"") == b"x" * (5 << 15)
+
+
+def test_of_a_progress_bar_a_state_is_kept_now_and_then_and_the_last(tmp_path: Path) -> None:
+    bar = [b"\r %3d%%|" % percent for percent in range(101)]
+    first, *_, whole = kept(tmp_path, *bar, b"\n", b"done\r", b"\n")
+    assert first == b"   0%|\n"
+    assert whole == b"   0%|\n 100%|\ndone\n"
+
+
+def test_a_return_may_come_behind_each_state(tmp_path: Path) -> None:
+    assert kept(tmp_path, b"1 of 2\r", b"2 of 2\r")[-1] == b"1 of 2\n2 of 2\n"

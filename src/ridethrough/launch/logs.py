@@ -7,6 +7,7 @@ import contextlib
 import os
 import string
 import sys
+import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,15 +18,17 @@ from ridethrough.launch.console import Console
 
 _TAIL_LINES = 60
 _CHUNK = 1 << 16
+_BAR_S = 5.0  # between two states of a progress bar that are kept
 _MOST_CHUNKS = 64  # of a dead process's last words: a pipe holds one or a few, but its children may go on writing
 
 
 @dataclass
 class _Pipe:
-    """`rest`: the beginning of a line whose end has not come yet."""
+    """`rest`: the beginning of a line whose end has not come yet. `told_s`: when a part of one was kept."""
 
     is_error: bool
     rest: bytes = b""
+    told_s: float = -_BAR_S
 
 
 class WorkerLog:
@@ -101,9 +104,13 @@ class WorkerLog:
         if not data:
             self._close_pipe(fd)
             return False
-        *lines, pipe.rest = (pipe.rest + data).split(b"\n")
-        if len(pipe.rest) >= _CHUNK:  # a progress bar may never end its line
-            lines.append(pipe.rest)
+        *lines, rest = (pipe.rest + data).split(b"\n")
+        pipe.rest = _last_state(rest)
+        if b"\r" in rest and time.monotonic() - pipe.told_s >= _BAR_S:
+            pipe.told_s = time.monotonic()
+            lines.append(rest)
+        elif len(rest) >= _CHUNK:
+            lines.append(rest)
             pipe.rest = b""
         for line in lines:
             self._line(line, pipe.is_error)
@@ -119,6 +126,7 @@ class WorkerLog:
             self._ended.set()
 
     def _line(self, line: bytes, is_error: bool) -> None:
+        line = line.rstrip(b"\r").rpartition(b"\r")[2]  # as a terminal would show it
         if self._fd is not None:
             with self._said_once():
                 os.write(self._fd, line + b"\n")
@@ -167,3 +175,9 @@ class WorkerLog:
 
 def _append(path: Path) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+
+
+def _last_state(rest: bytes) -> bytes:
+    """What is needed of a line that is written over and over: its newest state, and a return that may be its end."""
+    last = rest.rstrip(b"\r").rfind(b"\r")
+    return rest[max(0, last) :]
