@@ -218,7 +218,8 @@ def test_mounts_without_fsync_or_allocation_commit_all_the_same(
         "def refuse(name):\n"
         f"    def call(*a, **k): raise OSError({number}, name)\n"
         "    setattr(os, name, call)\n"
-        "for name in ('rename', 'replace', 'fsync', 'symlink', 'link', 'posix_fallocate'): refuse(name)\n"
+        "names = 'rename replace fsync symlink link chmod fchmod posix_fallocate'\n"
+        "for name in names.split(): refuse(name)\n"
     )
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{HERE}")
     keeper = client.client_for(tmp_path / "q" / "keeper.sock", owned=True)

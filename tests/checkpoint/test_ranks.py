@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from ridethrough.checkpoint import layout
+from ridethrough.checkpoint.inspect import verify
 
 pytestmark = pytest.mark.ranks
 
@@ -71,15 +72,29 @@ def test_replicated_state_is_stored_once_over_all_ranks(ranks: Any, tmp_path: Pa
 
 
 def test_other_world_sizes_read_and_continue_alike(ranks: Any, tmp_path: Path) -> None:
-    """Case B38: saved by 2, continued by 1, then by 3; no file of another attempt is ever mixed in."""
-    two = ranks(2, root=str(tmp_path / "b"), total=3, durable=[3])[0][1]
-    one = ranks(1, root=str(tmp_path / "b"), total=3)[0][1]
-    assert one["loaded"] == 3 and one["loaded_hash"] == two["full_hash"]
-    three = ranks(3, root=str(tmp_path / "b"), total=6, durable=[6])
-    assert {r["loaded_hash"] for _, r in three} == {two["full_hash"]}
-    assert any("took rank 0's" in note for note in three[2][1]["notes"])
-    back = ranks(2, root=str(tmp_path / "b"), total=9)[0][1]
-    assert back["loaded"] == 6 and back["loaded_hash"] == three[0][1]["full_hash"]
+    """Case B38: trained by 2 ranks, then 1, 3 and 2; the losses are those of 2 ranks all along."""
+    fixed = ranks(2, root=str(tmp_path / "a"), total=12, dropout=0.0)[0][1]
+    losses: list[float] = []
+    held = None
+    for world, total in ((2, 3), (1, 6), (3, 9), (2, 12)):
+        found = [r for _, r in ranks(world, root=str(tmp_path / "b"), total=total, durable=[total], dropout=0.0)]
+        assert {r["loaded"] for r in found} == {total - 3}
+        assert held is None or {r["loaded_hash"] for r in found} == {held}
+        assert world != 3 or any("took rank 0's" in note for note in found[2]["notes"])
+        held = found[0]["full_hash"]
+        losses += found[0]["losses"]
+    assert losses == pytest.approx(fixed["losses"], rel=1e-6)
+
+
+def test_a_step_saved_by_two_and_again_by_one_mixes_nothing(ranks: Any, tmp_path: Path) -> None:
+    """Case B38: what two ranks saved of step 3 is damaged, so one rank does it again; its shards alone are read."""
+    for total in (2, 3):
+        ranks(2, root=str(tmp_path), total=total, durable=[total])
+    os.truncate(next(tmp_path.glob("step-3.*/__1_0.distcp")), 100)
+    one = ranks(1, root=str(tmp_path), total=3, durable=[3])[0][1]
+    assert one["loaded"] == 2
+    both = [r for _, r in ranks(2, root=str(tmp_path), total=3)]
+    assert {(r["loaded"], r["loaded_hash"]) for r in both} == {(3, one["full_hash"])}
 
 
 def test_a_generation_left_by_a_fault_resumes_in_the_same_processes(ranks: Any, tmp_path: Path) -> None:
@@ -93,14 +108,14 @@ def test_a_generation_left_by_a_fault_resumes_in_the_same_processes(ranks: Any, 
 
 
 def test_twenty_saves_in_a_row_all_load_and_one_rank_commits(ranks: Any, tmp_path: Path) -> None:
-    """Case A08 (four ranks share one folder): every commit is whole, nothing is left over."""
-    results = ranks(4, root=str(tmp_path), total=20, every=1, keep=20, mode="sync")
+    """Case A08 (four ranks, none of which is in step with the others, share one folder): every commit is whole and one
+    rank's alone, nothing is left over."""
+    results = ranks(4, root=str(tmp_path), total=20, every=1, keep=20, mode="sync", sleep_up_to=0.05)
     assert [code for code, _ in results] == [0] * 4
     attempts = layout.scan(tmp_path)
     assert [a.step for a in attempts] == list(range(20, 0, -1))
     assert {a.state for a in attempts} == {"committed"}
-    for attempt in attempts:
-        layout.read_manifests(attempt)
+    assert [verify(attempt) for attempt in attempts] == [""] * 20
     assert not [p for p in tmp_path.rglob("*") if p.name.endswith((".tmp", ".failed"))]
 
 

@@ -4,7 +4,8 @@ Reads one JSON request per line ({"specs": [[env, spec], ...], "out": folder, "t
 rank, answers with their exit codes. A rank prints JSON lines into <out>/<index>.out.
 
 spec: root, kind (fsdp | ddp | plain), total, every, keep, mode, die = {ranks, step, after}, durable = [steps],
-generations, fault = step at which generation 0 is left, sleep = seconds per step, width, on_error, memory,
+generations, fault = step at which generation 0 is left, sleep = seconds per step, sleep_up_to = more of them by chance,
+width, dropout, on_error, memory,
 spoil = rank whose share the keeper loses when generation 0 is left,
 again = list of `memory` options of further Checkpointers, made, loaded twice and closed at the end
 """
@@ -12,6 +13,7 @@ again = list of `memory` options of further Checkpointers, made, loaded twice an
 import hashlib
 import json
 import os
+import random
 import signal
 import sys
 import time
@@ -35,9 +37,9 @@ def say(**fields):
     print(json.dumps(fields), flush=True)
 
 
-def build(kind, width):
+def build(kind, width, dropout=0.1):
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(width, 2 * width), nn.Tanh(), nn.Dropout(0.1), nn.Linear(2 * width, width - 1))
+    model = nn.Sequential(nn.Linear(width, 2 * width), nn.Tanh(), nn.Dropout(dropout), nn.Linear(2 * width, width - 1))
     if kind == "ddp":
         model = nn.parallel.DistributedDataParallel(nn.Sequential(model, nn.BatchNorm1d(width - 1)))
     if kind == "fsdp":
@@ -73,7 +75,7 @@ def generation(number):
     os.environ["RIDETHROUGH_GENERATION"] = str(number)
     dist.init_process_group("gloo")
     width = spec.get("width", 32)
-    model, optimizer = build(spec.get("kind", "fsdp"), width)
+    model, optimizer = build(spec.get("kind", "fsdp"), width, spec.get("dropout", 0.1))
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda s: 0.99**s)
     state = rc.State(model=model, optimizer=optimizer, schedule=schedule, note=f"rank {rank}")
     options = {k: spec[k] for k in ("every", "keep", "mode", "on_error", "keep_every", "memory") if k in spec}
@@ -89,11 +91,14 @@ def generation(number):
         notes=report.notes,
     )
     data = torch.Generator()
+    losses = []
     for step in range(report.step + 1, spec["total"] + 1):
         data.manual_seed(step)
         # the global batch is the same whatever the world size
         batch = torch.randn(24, width, generator=data).chunk(world)[rank]
-        model(batch).pow(2).mean().backward()
+        loss = model(batch).pow(2).mean()
+        loss.backward()
+        losses.append(loss.detach())
         if number == 0 and step == spec.get("fault"):
             checkpointer.abandon() if spec.get("abandon_one") else rc.abandon(number)
             if rank == spec.get("spoil"):
@@ -102,7 +107,7 @@ def generation(number):
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()
-        time.sleep(spec.get("sleep", 0.0))
+        time.sleep(spec.get("sleep", 0.0) + random.Random(f"{rank} {step}").uniform(0.0, spec.get("sleep_up_to", 0.0)))
         ticket = checkpointer.step(step)
         if step in spec.get("durable", []):
             checkpointer.save(step).committed(60)
@@ -112,6 +117,10 @@ def generation(number):
                 ticket.staged(20)
             time.sleep(die.get("after", 0.0))
             os.kill(os.getpid(), signal.SIGKILL)
+    if losses:  # of the global batch
+        losses = torch.stack(losses)
+        dist.all_reduce(losses)
+    say(losses=[float(each) / world for each in losses])
     say(hash=digest(model, optimizer), full_hash=digest(model, optimizer, full=True), draw=torch.rand(1).item())
     try:
         checkpointer.close(60)

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -193,7 +192,7 @@ while True:
 """
 
 
-@pytest.mark.parametrize("grace_s", [3, 15])
+@pytest.mark.parametrize("grace_s", [3, 10])
 def test_b14_the_grace_is_what_was_asked_for(job: Any, grace_s: int) -> None:
     """The save takes six seconds; a script without rt.run gets the signal itself."""
     process = job.start(*options("a", 2, "--stop-grace", str(grace_s)), script(job, SAVER), str(job.out))
@@ -243,16 +242,35 @@ def test_b15_a_signal_to_the_whole_group_still_saves(job: Any, workers: int, who
     wait_until(lambda: len(list(job.out.glob("step5.*"))) == 2, job.text)
     (os.killpg if whole_group else os.kill)(process.pid, signal.SIGTERM)
     assert job.wait(process) == 82, job.text()
-    assert list((job.out / "ckpt").glob("step-*/COMMIT")), job.text()
+    (agreed,) = {e["step"] for e in job.events("a", "finish")}
+    assert agreed >= 5 and list((job.out / "ckpt").glob(f"step-{agreed}.*/COMMIT")), job.text()
     assert "SIGTERM" in job.text("agent")
 
 
-def test_b17_a_launcher_killed_in_its_first_second(job: Any) -> None:
-    process = job.start(*options("a"), script(job, "import time\ntime.sleep(600)\n"))
-    time.sleep(0.7)
+LOOPING = """
+import sys, time, torch, ridethrough as rt
+def train(run):
+    ckpt = rt.Checkpointer(sys.argv[1] + "/ckpt", rt.State(model=torch.nn.Linear(2, 2)), every=1)
+    for step in run.steps(ckpt.load(), 100000):
+        time.sleep(0.05)
+rt.run(train)
+"""
+
+
+@pytest.mark.parametrize("importing", [True, False])
+def test_b17_a_launcher_killed_leaves_no_worker_and_nothing_is_saved_later(job: Any, importing: bool) -> None:
+    process = job.start(*options("a"), script(job, LOOPING), str(job.out))
+    if importing:
+        time.sleep(0.7)
+    else:
+        wait_until(lambda: any((job.out / "ckpt").glob("step-*/COMMIT")), job.text)
     process.send_signal(signal.SIGKILL)
     process.wait()
     job.check_nothing_left()
+    assert importing == (not job.events("a", "step"))
+    held = sorted((job.out / "ckpt").rglob("*"))
+    time.sleep(0.5)
+    assert sorted((job.out / "ckpt").rglob("*")) == held
 
 
 def test_b18_what_ranks_started_is_gone_after_each_attempt(job: Any) -> None:
@@ -286,7 +304,7 @@ def train(run):
     for step in run.steps(run.generation, 21):
         if run.generation == 1 and step < 4:
             continue  # a script that fails before it has done anything is not started again
-        if run.generation % 2 and run.rank == 1:
+        if sys.argv[2] == "odd" and run.generation % 2 and run.rank == 1:
             raise ValueError(f"between init and all_reduce, {run.generation}")
         total = torch.ones(1)
         dist.all_reduce(total)
@@ -298,14 +316,17 @@ rt.run(train)
 """
 
 
-def test_b23_a_group_made_twenty_times_never_meets_an_earlier_one(job: Any) -> None:
+@pytest.mark.parametrize("cut", ["never", "odd"])
+def test_b23_a_group_made_twenty_times_never_meets_an_earlier_one(job: Any, cut: str) -> None:
+    """`odd`: in each odd generation a rank raises where its peer is in the collective."""
     limits = {"max_no_progress": 99, "max_same_fault": 99, "max_same_before_any_step": 99, "max_rank_faults": 99}
     policy = job.folder / "policy.json"
     policy.write_text(json.dumps({**limits, "replace_process_after": 99, "rebuild_limit_s": 60}))
-    assert job.run(*options("a", 2, "--policy", str(policy)), script(job, B23), str(job.out)) == 0, job.text()
+    assert job.run(*options("a", 2, "--policy", str(policy)), script(job, B23), str(job.out), cut) == 0, job.text()
     for rank in range(2):
         sums = [json.loads(line) for line in (job.out / f"sums.{rank}").read_text().splitlines()]
-        assert [(generation, total) for generation, total, _ in sums] == [(g, 2.0) for g in range(2, 21, 2)]
+        first, step = (2, 2) if cut == "odd" else (1, 1)
+        assert [(generation, total) for generation, total, _ in sums] == [(g, 2.0) for g in range(first, 21, step)]
         assert len({pid for *_, pid in sums}) == 1
     assert [plan["generation"] for plan in job.events("a", "plan")] == list(range(1, 21))
 
@@ -330,10 +351,12 @@ rt.run(train)
 def test_b19_what_a_restart_cannot_mend_is_not_retried(job: Any) -> None:
     before = script(job, B19.format(before="raise ValueError('hidden=0')", within="pass"), "before.py")
     assert job.run(*options("before", 2, "--max-restarts", "3"), before, str(job.out), name="before") == 81
-    assert len({e["generation"] for e in job.events("before", "enter")}) <= 2
+    assert len({e["generation"] for e in job.events("before", "enter")}) == 1
+    assert "before the first step" in job.text("before")
     same = script(job, B19.format(before="pass", within="if step == 7: raise ValueError('nan')"), "same.py")
     assert job.run(*options("same", 2, "--max-restarts", "9"), same, str(job.out), name="same") == 81
-    assert len({e["generation"] for e in job.events("same", "enter")}) <= 3
+    assert len({e["generation"] for e in job.events("same", "enter")}) == 3
+    assert "no progress" in job.text("same")
     fatal = script(job, B19.format(before="pass", within="raise rt.Fatal('no licence')"), "fatal.py")
     assert job.run(*options("fatal"), fatal, str(job.out / "f"), name="fatal") == 83
     assert len({e["generation"] for e in job.events("fatal", "enter")}) == 1
@@ -345,18 +368,24 @@ def train(run):
     model = torch.nn.ParameterList([torch.nn.Parameter(torch.zeros(2)) for _ in range(1000)])
     state = rt.State(model=model)
     ckpt = rt.Checkpointer(sys.argv[1] + "/ckpt", state)
-    for step in run.steps(ckpt.load(), 100000):
+    loaded = ckpt.load()
+    for step in run.steps(loaded, 100000):
         with torch.no_grad():
             for p in model: p.fill_(step)
-        if step % 10 == 0:
+        if step == loaded.step + 1:
+            open(sys.argv[1] + "/begun", "w").close()
+        if (step - loaded.step) % 200 == 20:
             with run.phase("eval"):
-                open(sys.argv[1] + "/eval", "w").close()
-                time.sleep(1.0)
+                time.sleep(float(sys.argv[2]))
 rt.run(train)
 """
 
 
-def notices(job: Any, count: int) -> None:
+@pytest.mark.parametrize(
+    "count, eval_s", [(3, 1.0), pytest.param(100, 5.0, marks=[pytest.mark.campaign, pytest.mark.timeout(3600)])]
+)
+def test_c43_a_notice_at_any_moment_saves_a_whole_state(job: Any, count: int, eval_s: float) -> None:
+    """In steps and, about half of them, within an evaluation."""
     import random
 
     import torch
@@ -365,37 +394,18 @@ def notices(job: Any, count: int) -> None:
     draw = random.Random(43)
     train = script(job, NOTICED)
     for number in range(count):
-        for old in job.out.glob("eval"):
-            old.unlink()
+        (job.out / "begun").unlink(missing_ok=True)
         name = f"n{number}"
-        process = job.start(*options(name, 2, "--stop-grace", "20"), train, str(job.out), name=name)
-        wait_until((job.out / "eval").exists, job.text)
-        time.sleep(draw.random() * 1.5)
+        process = job.start(*options(name, 2, "--stop-grace", "8"), train, str(job.out), str(eval_s), name=name)
+        wait_until((job.out / "begun").exists, job.text)
+        time.sleep(draw.random() * 2 * eval_s)
         process.send_signal(signal.SIGTERM)
         assert job.wait(process) == 82, job.text()
         newest = max(
             (job.out / "ckpt").glob("step-*/COMMIT"), key=lambda p: int(p.parent.name[5:].split(".")[0])
         ).parent
         step = int(newest.name[5:].split(".")[0])
-        assert step in {e["step"] for e in job.events(name, "finish")}
-        loaded = {f"model.{i}": torch.zeros(2) for i in (0, 500, 999)}
-        keys = {k: t for k, t in ((k, t) for k, t in loaded.items()) if k in _keys(newest)}
-        assert len(keys) == 3, sorted(_keys(newest))[:3]
-        dcp.load(keys, checkpoint_id=str(newest), no_dist=True)
-        assert all(torch.equal(t, torch.full((2,), float(step))) for t in keys.values())
-
-
-def _keys(folder: Path) -> set[str]:
-    from torch.distributed.checkpoint import FileSystemReader
-
-    return set(FileSystemReader(folder).read_metadata().state_dict_metadata)
-
-
-def test_c43_a_notice_at_any_moment_saves_a_whole_state(job: Any) -> None:
-    notices(job, 1)
-
-
-@pytest.mark.campaign
-@pytest.mark.timeout(3600)
-def test_c43_a_hundred_notices(job: Any) -> None:
-    notices(job, 100)
+        assert {e["step"] for e in job.events(name, "finish")} == {step}
+        loaded = {f"model.{i}": torch.zeros(2) for i in range(1000)}
+        dcp.load(loaded, checkpoint_id=str(newest), no_dist=True)
+        assert all(torch.equal(tensor, torch.full((2,), float(step))) for tensor in loaded.values())

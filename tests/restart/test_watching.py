@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +98,55 @@ def test_observing_notes_verdicts_and_acts_on_none(jobs: Any, tmp_path: Path) ->
     assert job.incidents == [] and job.spawns() == {0: 1, 1: 1}
 
 
+_SLOW_PHASES = """
+import json, sys, time
+import torch, torch.distributed as dist
+import ridethrough as rt
+
+SECONDS = json.loads(sys.argv[1])
+
+def train(run):
+    slow = SECONDS[run.generation - 1] if run.generation <= len(SECONDS) else {}
+    rest = lambda name: time.sleep(slow.get(name, 0.0) if run.rank == 1 else 0.0)
+    with run.phase("load"):
+        rest("load")
+    for step in run.steps(0, 30):
+        if step == 1:
+            rest("step")
+        for at, name in ((15, "data"), (20, "save"), (25, "eval")):
+            with run.phase(name):
+                rest(name if step == at else "")
+        time.sleep(0.05)
+        dist.all_reduce(torch.ones(1))
+
+rt.run(train)
+"""
+
+
+@pytest.mark.ranks
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("floor_s", "slow_s", "cap_s"), [(1.0, 1.5, 2.5), pytest.param(2.0, 6.0, 10.0, marks=pytest.mark.campaign)]
+)
+def test_b32_slow_phases_are_left_alone_and_a_hang_in_each_is_found(
+    jobs: Any, tmp_path: Path, floor_s: float, slow_s: float, cap_s: float
+) -> None:
+    """Longer than a step may take, within the phase's own limit; then far beyond it, in each phase once."""
+    script = tmp_path / "script.py"
+    script.write_text(_SLOW_PHASES)
+    phases = ("load", "step", "data", "save", "eval")
+    named = ("load", "first_step", "data", "save", "eval")
+    policy = {"hang_floor_s": floor_s, **{f"{name}_limit_s": cap_s for name in named}}
+    healthy = jobs(script, json.dumps([dict.fromkeys(phases, slow_s)]), ranks=2, policy=policy)
+    assert healthy.code == 0 and healthy.incidents == [], healthy.out
+    policy |= dict.fromkeys(("max_no_progress", "max_same_fault", "max_same_before_any_step"), 99)
+    hung = jobs(script, json.dumps([{name: 60.0} for name in phases]), ranks=2, policy=policy)
+    assert hung.code == 0, hung.out
+    assert hung.told("class", "rank", "phase") == [("hang", 1, name) for name in named]
+    for incident in hung.incidents:
+        assert cap_s <= (incident["declared_ns"] - incident["fault_ns"]) / 1e9 < 60
+
+
 @pytest.mark.ranks
 @pytest.mark.campaign
 @pytest.mark.timeout(600)
@@ -119,19 +172,21 @@ def _marked(pid: str, mark: str) -> bool:
 
 
 _SOAK = """
-import os, subprocess, sys, time
+import shutil, sys, time
 import torch, torch.distributed as dist
 import ridethrough as rt
 
-END = time.monotonic() + float(sys.argv[1])
+seconds, root = sys.argv[1].split(" ", 1)
+END = time.monotonic() + float(seconds)
 
 def train(run):
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Tanh(), torch.nn.Linear(64, 1))
-    model = torch.compile(torch.nn.parallel.DistributedDataParallel(model), backend="aot_eager")
+    backend = "inductor" if shutil.which("c++") else "aot_eager"
+    model = torch.compile(torch.nn.parallel.DistributedDataParallel(model), backend=backend)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     state = rt.State(model=model, optimizer=optimizer)
-    checkpointer = rt.Checkpointer(os.path.join(str(run.run_dir), "checkpoints"), state, every=40)
+    checkpointer = rt.Checkpointer(root, state, every=40)
     more = torch.ones(1)
     for step in run.steps(checkpointer.load(), 1_000_000):
         with run.phase("data"):
@@ -149,8 +204,8 @@ def train(run):
             with run.phase("eval"), torch.no_grad():
                 time.sleep(6.0)
         if step % 131 == 0:
-            with run.phase("save"):  # storage that stands still for longer than a step may
-                time.sleep(10.0 if run.rank == 0 else 0.0)
+            with run.phase("save"):  # waits where storage stands still
+                checkpointer.save(step, durable=True).committed(120.0)
         more.fill_(float(time.monotonic() < END))
         dist.all_reduce(more, dist.ReduceOp.MIN)
         if more.item() == 0:
@@ -161,17 +216,53 @@ rt.run(train)
 """
 
 
+@contextlib.contextmanager
+def _storage_that_stands_still(folder: Path) -> Iterator[Path]:
+    """A file system of its own that takes no write for 12 of every 40 seconds, the first among them. Without root and
+    loop devices: a folder, and no such thing."""
+    image, root = folder / "image", folder / "frozen"
+    root.mkdir()
+    image.touch(0o600)
+    os.truncate(image, 256 << 20)
+    over = threading.Event()
+
+    def freeze() -> None:
+        while not over.is_set():
+            subprocess.run(["fsfreeze", "-f", root], check=True)
+            over.wait(12.0)
+            subprocess.run(["fsfreeze", "-u", root], check=True)
+            over.wait(28.0)
+
+    try:
+        subprocess.run(["mkfs.ext4", "-q", image], check=True)
+        subprocess.run(["mount", "-o", "loop", image, root], check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        print(f"storage never stands still: {error}")
+        yield root
+        return
+    freezer = threading.Thread(target=freeze)
+    freezer.start()
+    try:
+        yield root
+    finally:
+        over.set()
+        freezer.join()
+        subprocess.run(["umount", root], check=True)
+
+
 @pytest.mark.ranks
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 def test_half_an_hour_without_a_false_alarm(jobs: Any, tmp_path: Path) -> None:
-    """Evaluation, saves, slow data, compilation and a first step of 20 s, on a machine that is busy."""
+    """Evaluation, saves to storage that stands still, slow data, compilation and a first step of 20 s, on a machine
+    that is busy."""
     minutes = float(os.environ.get("SOAK_MINUTES", "30"))
     script = tmp_path / "soak.py"
     script.write_text(_SOAK)
     burner = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
-        job = jobs(script, str(60 * minutes), ranks=4, timeout_s=60 * minutes + 300)
+        with _storage_that_stands_still(tmp_path) as root:
+            job = jobs(script, f"{60 * minutes} {root}", ranks=4, timeout_s=60 * minutes + 300)
     finally:
         burner.kill()
         burner.wait()
