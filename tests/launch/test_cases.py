@@ -316,7 +316,7 @@ rt.run(train)
 """
 
 
-@pytest.mark.parametrize("cut", ["never", "odd"])
+@pytest.mark.parametrize("cut", ["odd", pytest.param("never", marks=pytest.mark.campaign)])
 def test_b23_a_group_made_twenty_times_never_meets_an_earlier_one(job: Any, cut: str) -> None:
     """`odd`: in each odd generation a rank raises where its peer is in the collective."""
     limits = {"max_no_progress": 99, "max_same_fault": 99, "max_same_before_any_step": 99, "max_rank_faults": 99}
