@@ -219,6 +219,7 @@ def test_a_hang_before_enough_steps_are_known_is_found_by_what_the_first_one_too
     world = World()
     world.run(0.1)
     world.step(1)
+    world.collective(0)
     assert world.run(first_s) is None
     world.step(2, took_s=first_s)
     world.collective(0, 0, 1, 3)
