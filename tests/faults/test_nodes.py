@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import tempfile
 from typing import Any
 
 import pytest
 from launch_job import SCRIPTS, expected, free_port, wait_until
 from launch_namespaces import Network, usable
+
+from ridethrough.generation.socket_folder import sweep_folders
 
 pytestmark = pytest.mark.ranks
 STEPS = 40
@@ -39,11 +42,15 @@ class Nodes:
         wait_until(lambda: [agent.poll() for agent in self.agents].count(0) == 2, self.job.text)
 
 
-def test_node_loss_kills_the_nodes_whole_tree_and_the_standby_takes_its_place(job: Any) -> None:
+def test_node_loss_kills_the_nodes_whole_tree_and_the_standby_takes_its_place(
+    job: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     nodes = Nodes(job, "node_loss:1:10", f"127.0.0.1:{free_port()}")
     wait_until(lambda: job.events("a", "fault_injected"), job.text)
     nodes.ended()
     assert sorted(agent.poll() for agent in nodes.agents) == [-9, 0, 0]
+    monkeypatch.setattr(tempfile, "tempdir", str(job.temporary))
+    sweep_folders()  # as the next launch does on a node that comes back: nothing of this one was left to do it
 
 
 @pytest.mark.campaign

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import signal
@@ -29,14 +30,16 @@ def guard_several_nodes(args: Mapping[str, Any]) -> None:
 
 
 def node_loss(shot: Shot) -> None:
-    """SIGKILL to this node's agent and to everything below it, this process last."""
+    """SIGKILL to this node's agent and to everything below it. The agent stands still meanwhile, so that it tells
+    nobody of the deaths, and dies last but one: this process dies with it. The node's files stay."""
     agent = psutil.Process(_agent_pid())
-    below = [process.pid for process in agent.children(recursive=True) if process.pid != os.getpid()]
-    for pid in (agent.pid, *below, os.getpid()):
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
+    agent.suspend()
+    for process in agent.children(recursive=True):
+        if process.pid != os.getpid():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+    agent.kill()
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def guard_own_network(args: Mapping[str, Any]) -> None:
