@@ -22,6 +22,7 @@ import ridethrough.checkpoint as rc
 from ridethrough.checkpoint import client, layout, wire
 from ridethrough.checkpoint.arena import POOL
 from ridethrough.generation.socket_folder import sweep_folders
+from ridethrough.ledger.partition import read_events
 
 HERE = Path(__file__).parent
 
@@ -63,7 +64,8 @@ def test_slow_storage_supersedes_but_keeps_durable_saves_and_training_does_not_w
     job: Any, own_keeper: Any, tmp_path: Path
 ) -> None:
     gate = tmp_path / "gate"
-    own_keeper("slow", SLOW_S="0.6", GATE=str(gate))
+    run = tmp_path / "run"
+    keeper = own_keeper("slow", SLOW_S="0.6", GATE=str(gate), RIDETHROUGH_RUN_DIR=str(run))
     one = job(every=1, keep=50)
     one.checkpointer.load()
     tickets = {}
@@ -78,6 +80,12 @@ def test_slow_storage_supersedes_but_keeps_durable_saves_and_training_does_not_w
     figures = one.checkpointer.figures
     assert figures.superseded >= 4 and figures.superseded + figures.committed >= 12
     assert sorted(committed(tmp_path / "ckpt")) == [s for s, state in states.items() if state == "committed"]
+    keeper.process.terminate()
+    keeper.process.wait(20)
+    weighed = [e for e in read_events(run) if e["kind"] == "host_memory"]
+    most = max(e["bytes"] for e in weighed)
+    assert len(one.bytes()) <= most <= figures.host_bytes + figures.saves * 2**16  # small values lie beside the arenas
+    assert max(e["queued"] for e in weighed) >= 2 and max(e["queued_bytes"] for e in weighed) >= len(one.bytes())
 
 
 def test_a_kill_in_the_middle_of_a_write_leaves_the_last_commit_in_place(

@@ -42,11 +42,16 @@ def test_through_a_life(tmp_path: Path) -> None:
         worker.emit("loop", **gr, step=0, total=40)
         t0 = time.monotonic_ns()
         worker.emit("save", **gr, step=0, event="staged", bytes=5)
+        with Recorder(run.path, "keeper") as keeper:
+            keeper.emit("host_memory", bytes=3_000_000_000, queued=1, queued_bytes=5)
+            keeper.emit("host_memory", bytes=4_560_000_000, queued=1, queued_bytes=7)
         worker.emit("step", **gr, step=1, t0_ns=t0, t1_ns=t0 + 1000, t_ns=t0 + 1000, parts=[], loss=2.5, tokens=7)
         now = read_status(run.path)
         assert (now.state, now.step, now.total, now.loss) == ("running", 1, 40, 2.5)
         assert now.ranks[0].state == "partial_step"
         assert now.saves.backlog == [0] and now.saves.tiers["memory"].rollback_steps == 1
+        assert (now.saves.host_bytes, now.saves.backlog_bytes) == (4_560_000_000, 7)
+        assert "4.56 GB of snapshots" in seen(run.path)
         assert now.eta_s == pytest.approx(39 * now.step_s)
         report = {"class": "hang", "phase": "forward", "step": 2, "cause": "stuck", "detected_by": "heartbeat"}
         agent.emit("fault", **gr, worker="w", host="h", fault_ns=None, **report)

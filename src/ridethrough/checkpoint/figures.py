@@ -6,6 +6,8 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ridethrough.checkpoint.arena import POOL
+
 if TYPE_CHECKING:
     from ridethrough.checkpoint.checkpointer import Checkpointer
 
@@ -44,6 +46,11 @@ class Figures:
     write_s: float = 0.0
     last_committed_step: int = 0
     last_committed_at: float | None = None
+
+    @property
+    def host_bytes(self) -> int:
+        """Host memory of this process's snapshots, all its checkpointers'."""
+        return POOL.bytes_held()
 
 
 class Stopwatch:

@@ -117,6 +117,7 @@ def main(argv: list[str] | None = None) -> int:
     threading.Thread(target=keeper.work, name="rt-job", daemon=True).start()
     while not keeper.finished():
         keeper.report()
+        keeper.weigh()
         try:
             sock, _ = server.accept()
         except (TimeoutError, InterruptedError):
@@ -129,6 +130,7 @@ def main(argv: list[str] | None = None) -> int:
         with keeper.wake:
             keeper.clients.add(client)
         threading.Thread(target=keeper.serve, args=(client,), name=f"rt-client-{sock.fileno()}", daemon=True).start()
+    keeper.weigh(last=True)
     server.close()
     for leftover in (args.socket, Path(f"{args.socket}.lock")):
         with contextlib.suppress(OSError):

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ridethrough.checkpoint import backlog, held, layout, wire
+from ridethrough.checkpoint import backlog, held, host_memory, layout, wire
 from ridethrough.checkpoint.job import Job, run_job
 from ridethrough.checkpoint.kept import Client, Kept, Shared
 from ridethrough.ledger.recorder import Recorder
@@ -43,6 +43,8 @@ class Keeping:
         self.last_client = time.monotonic()
         self.reported: held.Key = held.NOTHING
         self.reported_at = -REPORT_S
+        self.weighed_at = time.monotonic()
+        self.weighed: dict[str, int] = {}
 
     # -- messages ---------------------------------------------------------------------------------------------------
     def serve(self, client: Client) -> None:
@@ -281,6 +283,18 @@ class Keeping:
         replicated = self.neighbours is not None and bool(self.neighbours.holds(newest))
         seconds = self.neighbours.seconds if self.neighbours is not None else None
         self.recorder.emit("memory", step=newest[2], replicated=replicated, replica_s=seconds)
+
+    def weigh(self, last: bool = False) -> None:
+        """What the snapshots of this node take, into the run's record: the most since it was written before, every
+        REPORT_S if there is something, and at the end. Main thread."""
+        with self.wake:
+            waiting = [s for g in self.groups.values() for s in g.snapshots.values() if g.complete(s)]
+            queued_bytes = sum(part.payload.nbytes for snapshot in waiting for part in snapshot.parts.values())
+        now = {"bytes": host_memory.total_bytes(), "queued": len(waiting), "queued_bytes": queued_bytes}
+        self.weighed = {name: max(value, self.weighed.get(name, 0)) for name, value in now.items()}
+        if self.weighed["bytes"] and (last or time.monotonic() - self.weighed_at >= REPORT_S):
+            self.recorder.emit("host_memory", **self.weighed)
+            self.weighed, self.weighed_at = {}, time.monotonic()
 
     # -- underneath -------------------------------------------------------------------------------------------------
     def _tier(self, root: str) -> held.Tier:

@@ -8,7 +8,7 @@ import socket
 import threading
 from typing import Any
 
-from ridethrough.checkpoint import marks, wire
+from ridethrough.checkpoint import host_memory, marks, wire
 from ridethrough.generation.peer import peer_credentials
 
 
@@ -24,6 +24,11 @@ class Shared:
             os.close(fd)
             self.fd = -1
             raise
+        host_memory.count(self)
+
+    @property
+    def files(self) -> tuple[int, ...]:
+        return (self.fd,)
 
     def view(self, size: int) -> memoryview:
         return memoryview(self.map)[:size]

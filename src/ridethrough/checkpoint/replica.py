@@ -11,7 +11,7 @@ from typing import Any
 
 import xxhash
 
-from ridethrough.checkpoint import marks, wire
+from ridethrough.checkpoint import host_memory, marks, wire
 from ridethrough.checkpoint.kept import Kept
 
 CHUNK_BYTES = 4 << 20
@@ -31,6 +31,11 @@ class Replica:
         self.size = self.nbytes + marks.MARK_BYTES
         self.arena_fd, self.map = _memory("ridethrough-replica", self.size)
         self.tail_fd, self.tail = _memory("ridethrough-tail", max(1, self.tail_bytes))
+        host_memory.count(self)
+
+    @property
+    def files(self) -> tuple[int, ...]:
+        return self.descriptors
 
     def seal(self) -> None:
         marks.begin(self.map, self.serial)

@@ -334,6 +334,15 @@ KINDS: dict[str, Kind] = {
             "replica_s": _optional("float?", "seconds that the last replication took"),
         },
     ),
+    "host_memory": Kind(
+        ("keeper",),
+        "what the snapshots of a node took of its memory at most, every few seconds",
+        {
+            "bytes": _i("bytes of arenas, replicas included"),
+            "queued": _i("saves that are being written or wait for storage"),
+            "queued_bytes": _i("bytes of their shares on this node"),
+        },
+    ),
     "promise": Kind(
         _WORKER,
         "what the memory tier promises, after the first snapshots",

@@ -51,6 +51,16 @@ _PANELS: tuple[tuple[str, str, int, str, tuple[tuple[str, str], ...]], ...] = (
             (f"ridethrough_save_backlog{_RUN}", "{{run}} waiting"),
         ),
     ),
+    (
+        "Host memory of snapshots",
+        "bytes",
+        12,
+        "timeseries",
+        (
+            (f"ridethrough_snapshot_host_bytes{_RUN}", "{{run}} all"),
+            (f"ridethrough_save_backlog_bytes{_RUN}", "{{run}} waiting for storage"),
+        ),
+    ),
 )
 _HEIGHTS = {"stat": 4, "timeseries": 8}
 

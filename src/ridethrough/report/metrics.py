@@ -133,6 +133,8 @@ def run_metrics(status: Status, count: Counts) -> list[Metric]:
     events = (("committed", saves.num_committed), ("superseded", saves.num_superseded), ("failed", saves.num_failed))
     add("saves_total", "counter", "Saves by how they ended", *(({"event": name}, value) for name, value in events))
     add("save_backlog", "gauge", "Saves that wait for storage", ({}, len(saves.backlog)))
+    add("save_backlog_bytes", "gauge", "Bytes of the saves that wait for storage", ({}, saves.backlog_bytes))
+    add("snapshot_host_bytes", "gauge", "Host memory that snapshots take, all nodes", ({}, saves.host_bytes))
     promise = saves.promise or {}
     add("memory_every_steps", "gauge", "Steps from one snapshot in memory to the next", ({}, promise.get("every")))
     add("memory_snapshot_seconds", "gauge", "Time that a snapshot holds a step up", ({}, promise.get("snapshot_s")))

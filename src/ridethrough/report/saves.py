@@ -30,7 +30,8 @@ class Tier:
 @dataclass
 class Saves:
     """All saves of a run. `write_s`, `interval_s`: seconds each committed save took to write, and from one committed
-    save to the next. `backlog` are steps that are staged and neither written, superseded nor failed."""
+    save to the next. `backlog` are steps that are staged and neither written, superseded nor failed. `host_bytes`:
+    memory of all nodes that snapshots take; `backlog_bytes`: of saves that wait for storage, of all nodes."""
 
     tiers: dict[str, Tier] = field(default_factory=dict)
     num_committed: int = 0
@@ -43,6 +44,8 @@ class Saves:
     backlog: list[int] = field(default_factory=list)
     backlog_age_s: float = 0.0
     bytes: int | None = None
+    host_bytes: int | None = None
+    backlog_bytes: int | None = None
     promise: dict[str, Any] | None = None
 
     def as_json(self) -> dict[str, Any]:
@@ -57,6 +60,8 @@ class Saves:
             "interval_p50_s": middle(self.interval_s),
             "backlog": len(self.backlog),
             "backlog_age_s": self.backlog_age_s,
+            "backlog_bytes": self.backlog_bytes,
+            "host_bytes": self.host_bytes,
             "bytes": self.bytes,
         }
 
@@ -69,6 +74,7 @@ def saves(events: Iterable[Event], *, now_ns: int, step: int) -> Saves:
     settled: dict[str, set[tuple[int, str]]] = {"committed": set(), "superseded": set(), "failed": set()}
     committed: dict[int, int] = {}  # step -> when
     begins: dict[tuple[int, int], int] = {}
+    memory: dict[str, Event] = {}  # host -> newest
     for event in events:
         if event["kind"] == "phase" and event.get("phase") == "save":
             key = (event.get("generation", 0), event.get("rank", 0))
@@ -80,6 +86,8 @@ def saves(events: Iterable[Event], *, now_ns: int, step: int) -> Saves:
             newest["held"] = event
             if event.get("replicated"):
                 newest["replicated"] = event
+        if event["kind"] == "host_memory":
+            memory[str(event.get("host"))] = event
         if event["kind"] == "promise":
             found.promise = {name: event.get(name) for name in PROMISED}
         if event["kind"] != "save" or not isinstance(event.get("step"), int) or "event" not in event:
@@ -98,6 +106,9 @@ def saves(events: Iterable[Event], *, now_ns: int, step: int) -> Saves:
                     found.bytes = event.get("bytes") or found.bytes
                 committed.setdefault(at, t_ns)
                 newest[what] = event
+    if memory:
+        found.host_bytes = sum(event["bytes"] for event in memory.values())
+        found.backlog_bytes = sum(event["queued_bytes"] for event in memory.values())
     for what, event in sorted(newest.items(), key=lambda item: item[1]["t_ns"]):
         age_s = max(0, now_ns - event["t_ns"]) / 1e9
         found.tiers[TIERS[what]] = Tier(event["step"], age_s, max(0, step - event["step"]), event.get("bytes"))

@@ -53,6 +53,8 @@ def _checkpoint_facts(now: Status) -> list[tuple[str, str]]:
         )
     if not now.saves.tiers:
         facts.append(("checkpoints", "none yet"))
+    if now.saves.host_bytes is not None:
+        facts.append(("host memory", f"{now.saves.host_bytes / 1e9:.2f} GB of snapshots, all nodes"))
     if now.saves.backlog or now.saves.num_superseded or now.saves.num_failed:
         facts.append(
             (

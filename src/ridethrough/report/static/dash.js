@@ -79,6 +79,7 @@ const showRun = async (mine, run) => {
     if (s.eta_s !== null) list.push(["left", duration(s.eta_s)]);
     if (s.max_restarts !== null) list.push(["restarts used", s.restarts + " of " + s.max_restarts]);
     for (const [tier, t] of Object.entries(s.saves.tiers)) list.push(["newest " + (tier === "disk" ? "on " : "in ") + tier + ", " + duration(t.age_s) + " old, " + t.rollback_steps + " steps behind", "step " + t.step]);
+    if (s.saves.host_bytes) list.push(["host memory of snapshots", (s.saves.host_bytes / 1e9).toFixed(2) + " GB"]);
     if (s.saves.backlog) list.push(["saves waiting for storage", s.saves.backlog]);
     cards.replaceChildren(...list.map(([name, value]) => make("div", {}, make("b", {}, value), name)));
     facts.replaceChildren(...s.headline.map(([kind, text]) => make("p", { class: kind }, text)));
