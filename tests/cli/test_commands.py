@@ -43,6 +43,7 @@ PROMISED = {
     "bench recovery": True,
     "bench checkpoint": True,
     "bench shadow": True,
+    "bench memory": True,
     "simulate": True,
     "data prepare": False,
     "k8s init": False,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 import os
 import shutil
@@ -13,10 +12,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ridethrough.bench.machine import measured_on
+from ridethrough.bench.machine import measured_on, now
 from ridethrough.bench.mechanisms import python_of
 from ridethrough.bench.peer_versions import peer_versions
-from ridethrough.bench.place import Place, ended_by_signals, free_port
+from ridethrough.bench.place import Place, clean_environment, ended_by_signals, free_port
 from ridethrough.health.cgroup import available_memory_bytes
 
 _FILES = ("checkpoint_job.py", "checkpoint_modes.py", "checkpoint_throttle.py")
@@ -62,7 +61,7 @@ def run_sweep(sweep: Sweep, tell: Callable[[str], None]) -> dict[str, Any]:
         except FileNotFoundError as error:
             tell(f"{mode}: left out: {error}")
             missing.append({"mode": mode, "error": str(error)})
-    begun = _now()
+    begun = now()
     results: list[dict[str, Any]] = []
     calibrations: list[dict[str, Any]] = []
     with ended_by_signals():
@@ -82,7 +81,7 @@ def run_sweep(sweep: Sweep, tell: Callable[[str], None]) -> dict[str, Any]:
     return {
         "kind": "checkpoint",
         "begun": begun,
-        "ended": _now(),
+        "ended": now(),
         "environment": {
             **measured_on(sweep.folder or Path()),
             "peers": peer_versions({mode: pythons[mode] for mode in pythons if MODES[mode][0]}),
@@ -136,9 +135,7 @@ def _job(
         settings |= {"interval": sweep.interval, "write_s": write_s, "compute": sweep.compute, **size}
         (place.folder / "settings.json").write_text(json.dumps(settings), encoding="utf-8")
         port = free_port()
-        dropped = ("RIDETHROUGH_", "TORCHELASTIC_", "RANK", "LOCAL_", "GROUP_", "WORLD_SIZE", "MASTER_", "BENCH_")
-        env = {key: value for key, value in os.environ.items() if not key.startswith(dropped)}
-        env |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONUNBUFFERED": "1"}
+        env = clean_environment()
         env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(size["world_size"])}
         if sweep.storage_mbps:
             env["BENCH_STORAGE_RATE"] = str(sweep.storage_mbps * 1e6)
@@ -219,7 +216,3 @@ def _line(row: Mapping[str, Any]) -> str:
     names = ("efficiency", "added_s_per_save", "blocked_s_per_save", "write_s", "freshness_s", "load_s")
     shown = ", ".join(f"{name} {row[name]:.3f}" for name in names if row[name] is not None)
     return f"{row['mode']} x{row['window']:g}: {shown}, superseded {row['superseded']}, wrong {row['wrong_tensors']}"
-
-
-def _now() -> str:
-    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")

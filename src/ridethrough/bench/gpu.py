@@ -15,7 +15,6 @@ peers     a save every 40 steps by torch.save, dcp.async_save, NVRx
 from __future__ import annotations
 
 import contextlib
-import datetime
 import json
 import os
 import subprocess
@@ -27,16 +26,15 @@ from pathlib import Path
 from typing import Any
 
 from ridethrough.bench.gpu_reading import end_of_job, failures, notes, recoveries
-from ridethrough.bench.machine import measured_on
+from ridethrough.bench.machine import measured_on, now
 from ridethrough.bench.peer_versions import peer_versions
-from ridethrough.bench.place import Place, ended_by_signals, free_port
+from ridethrough.bench.place import OF_A_JOB, Place, ended_by_signals, free_port
 from ridethrough.ledger.reading import Event, read_events
 
 STICKY = ("device_assert", "illegal_access", "out_of_memory", "leak", "cuda_graph", "busy_gpu")
 PEERS = ("torch-save", "dcp-async", "nvrx-async")
 _ENDLESS = 1_000_000
 _NO_BUDGET = dict.fromkeys(("max_restarts", "max_rank_faults", "max_cheap_in_window", "max_costly_in_window"), _ENDLESS)
-_DROPPED = ("RIDETHROUGH_", "TORCHELASTIC_", "RANK", "LOCAL_", "GROUP_", "WORLD_SIZE", "MASTER_", "BENCH_")
 
 
 @dataclass(frozen=True)
@@ -70,7 +68,7 @@ class GpuBench:
 def run_gpu(bench: GpuBench, tell: Callable[[str], None]) -> dict[str, Any]:
     """Runs the parts; returns the JSON of `bench gpu`, with what was measured so far if it is interrupted. Main thread;
     nothing is left running or on disk."""
-    begun = _now()
+    begun = now()
     results: list[dict[str, Any]] = []
     cut_off = False
     try:
@@ -86,7 +84,7 @@ def run_gpu(bench: GpuBench, tell: Callable[[str], None]) -> dict[str, Any]:
     return {
         "kind": "gpu",
         "begun": begun,
-        "ended": _now(),
+        "ended": now(),
         "environment": {
             **measured_on(bench.folder or Path()),
             "peers": peer_versions({"all modes": sys.executable}) if "peers" in bench.parts else {},
@@ -242,7 +240,7 @@ def _to_its_end(place: Place, command: list[str], limit_s: float, extra: dict[st
 
 
 def _begin(place: Place, command: list[str], extra: dict[str, str]) -> subprocess.Popen[bytes]:
-    env = {key: value for key, value in os.environ.items() if not key.startswith(_DROPPED)}
+    env = {key: value for key, value in os.environ.items() if not key.startswith(OF_A_JOB)}
     env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "RANK": "0", "WORLD_SIZE": "1", **extra}
     env |= {"LOCAL_RANK": "0", "PYTHONUNBUFFERED": "1"}
     return place.start(command, "job", env)
@@ -261,7 +259,3 @@ def _place(bench: GpuBench, name: str) -> Place:
 
 def _job(script: str) -> Path:
     return Path(__file__).with_name(script)
-
-
-def _now() -> str:
-    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,3 +14,8 @@ def measured_on(folder: Path = Path()) -> dict[str, dict[str, Any]]:
     found = environment(folder)
     found["machine"].pop("python_executable", None)
     return found
+
+
+def now() -> str:
+    """The time of day, UTC, for a result."""
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ridethrough.bench.place import Place, free_port
+from ridethrough.bench.place import Place, clean_environment, free_port
 from ridethrough.cluster.kubelet import ContainerBackoff
 from ridethrough.cluster.lab.network import LabError, Switch
 
@@ -73,19 +73,9 @@ class Mechanism:
         return [str(self.place.folder / "workload.py"), str(self.place.folder / "settings.json")]
 
     def env(self, **more: str) -> dict[str, str]:
-        """A clean environment: no rank variables of an outer job, one thread per rank, loopback only."""
-        dropped = ("RIDETHROUGH_", "TORCHELASTIC_", "RANK", "LOCAL_", "GROUP_", "WORLD_SIZE", "MASTER_", "BENCH_")
-        base = {key: value for key, value in os.environ.items() if not key.startswith(dropped)}
-        bin_dir = str(Path(self.python).parent)
-        return {
-            **base,
-            "PATH": f"{bin_dir}:{base.get('PATH', '')}",
-            "OMP_NUM_THREADS": "1",
-            "GLOO_SOCKET_IFNAME": "lo",
-            "TORCH_CPP_LOG_LEVEL": "ERROR",
-            "PYTHONUNBUFFERED": "1",
-            **more,
-        }
+        """`clean_environment`, with the mechanism's own programs first."""
+        path = f"{Path(self.python).parent}:{os.environ.get('PATH', '')}"
+        return clean_environment(PATH=path, TORCH_CPP_LOG_LEVEL="ERROR", **more)
 
     def start(self) -> None:
         """Starts the job."""

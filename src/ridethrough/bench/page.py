@@ -1,8 +1,8 @@
 """docs/benchmarks.md from docs/benchmarks/*.json: nothing on the page but what the files say.
 
-A file is named for what it measures, `<anything>.json`, and says its `kind`: recovery, checkpoint, gpu, simulation or
-simulation-check. One with `"preliminary": "why"` is marked so. `ridethrough bench page` writes the page; a test
-compares.
+A file is named for what it measures, `<anything>.json`, and says its `kind`: recovery, checkpoint, memory, gpu,
+simulation or simulation-check. One with `"preliminary": "why"` is marked so. `ridethrough bench page` writes the page;
+a test compares.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 from ridethrough.bench.checkpoint_sweep import why_not
 from ridethrough.bench.gpu_tables import tables
 from ridethrough.bench.mechanisms import MECHANISMS
+from ridethrough.bench.memory_tables import memory_tables
 from ridethrough.bench.page_plots import Bar, bars
 from ridethrough.bench.spread import median, recovery_table
 
@@ -52,7 +53,7 @@ def page(folder: Path) -> Page:
     made, parts = Page(), [_HEAD]
     contents = [(path.name, json.loads(path.read_text(encoding="utf-8"))) for path in sorted(folder.glob("*.json"))]
     for title, kinds in (
-        ("Measured", ("gpu", "recovery", "checkpoint")),
+        ("Measured", ("gpu", "recovery", "memory", "checkpoint")),
         ("Simulated", ("simulation", "simulation-check")),
     ):
         chosen = [(name, content) for name, content in contents if content.get("kind") in kinds]
@@ -229,6 +230,21 @@ def _gpu(name: str, content: Content, made: Page) -> Iterator[str]:
         yield from _table(header, rows)
 
 
+def _memory(name: str, content: Content, made: Page) -> Iterator[str]:
+    asked = content["environment"]["bench"]
+    yield "### The memory tier\n"
+    yield from _about(name, content)
+    yield (
+        f"Forward and backward wait {asked['step_s']:g} s, AdamW's step is real. Blocks of {asked['steps']} steps with "
+        f"and without snapshots, {asked['reps']} of each, in turn in one job; the slowest rank of each block, medians "
+        "of the blocks.\n"
+    )
+    yield f"    ridethrough bench memory --state-mb {asked['state_mb']:g} --step-s {asked['step_s']:g}\n"
+    for title, header, rows in memory_tables(content["results"]):
+        yield f"#### {title}\n"
+        yield from _table(header, rows)
+
+
 def _simulation(name: str, content: Content, made: Page) -> Iterator[str]:
     yield "### Fleets on paper\n"
     yield (
@@ -327,6 +343,7 @@ def _number(value: float) -> str:
 
 _SECTIONS: dict[str, Callable[[str, Content, Page], Iterator[str]]] = {
     "recovery": _recovery,
+    "memory": _memory,
     "checkpoint": _checkpoint,
     "gpu": _gpu,
     "simulation": _simulation,

@@ -29,6 +29,7 @@ from ridethrough.generation.peer import peer_credentials
 
 MARK = "BENCH_MARK"
 _GONE_LIMIT_S = 20.0
+OF_A_JOB = ("RIDETHROUGH_", "TORCHELASTIC_", "RANK", "LOCAL_", "GROUP_", "WORLD_SIZE", "MASTER_", "BENCH_")
 
 
 class Place:
@@ -161,6 +162,13 @@ def marked(entry: str) -> Iterator[int]:
             continue
         if wanted in environ.split(b"\0") and state not in "ZX":
             yield int(name)
+
+
+def clean_environment(**more: str) -> dict[str, str]:
+    """This process's environment without the variables of a job that it may itself be in: one thread per rank, loopback
+    only, output at once; and `more`."""
+    env = {key: value for key, value in os.environ.items() if not key.startswith(OF_A_JOB)}
+    return {**env, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONUNBUFFERED": "1", **more}
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ridethrough.bench.machine import measured_on
+from ridethrough.bench.machine import measured_on, now
 from ridethrough.bench.mechanisms import MECHANISMS, WorkloadSize, python_of
 from ridethrough.bench.peer_versions import peer_versions
 from ridethrough.bench.place import Place, ended_by_signals
@@ -80,7 +79,7 @@ def run_matrix(matrix: Matrix, tell: Callable[[str], None]) -> dict[str, Any]:
         except FileNotFoundError as error:
             tell(f"{name}: left out: {error}")
             missing.append({"mechanism": name, "error": str(error)})
-    begun = _now()
+    begun = now()
     results: list[dict[str, Any]] = []
     cut_off = False
     with ended_by_signals():
@@ -98,7 +97,7 @@ def run_matrix(matrix: Matrix, tell: Callable[[str], None]) -> dict[str, Any]:
     return {
         "kind": "recovery",
         "begun": begun,
-        "ended": _now(),
+        "ended": now(),
         "environment": {
             **measured_on(),
             "peers": peer_versions({name: pythons[name] for name in pythons if MECHANISMS[name].env}),
@@ -188,7 +187,3 @@ def _line(row: Mapping[str, Any]) -> str:
     equal = {True: "equal", False: "DIFFERENT END", None: "no end"}[row["final_equal"]]
     trouble = f" ({row['error']})" if row["error"] else ""
     return f"{row['mechanism']} {row['fault']} {row['rep']}: {times} lost {row['steps_lost']} {equal}{trouble}"
-
-
-def _now() -> str:
-    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")

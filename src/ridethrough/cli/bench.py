@@ -10,6 +10,7 @@ import typer
 
 from ridethrough.cli.bench_checkpoint import checkpoint
 from ridethrough.cli.bench_gpu import gpu
+from ridethrough.cli.bench_memory import memory
 from ridethrough.cli.bench_shadow import shadow
 from ridethrough.cli.command import App
 from ridethrough.cli.json_option import STANDARD_OUTPUT, JsonOption, write_json
@@ -27,6 +28,7 @@ def root() -> None:
 
 app.command()(checkpoint)
 app.command()(gpu)
+app.command()(memory)
 app.command(context_settings={"allow_extra_args": True})(shadow)
 
 PeerEnv = Annotated[
