@@ -1,5 +1,7 @@
 """The matrix for a user's own script: one that calls `rt.run`, on the user's own file system, within a time budget.
 
+First, if asked, what its saves cost (shadow_saves.py). Then the mechanisms.
+
 Each mechanism gets the same share of the budget and is ended as soon as the step that the fault struck is done again,
 so that a script of days is measured in minutes. Under the peers the script runs as it would without us, once per
 process; its ledger is written all the same, and the launchers' half of it is made as in recovery_reading.py. `{out}` in
@@ -14,32 +16,29 @@ import select
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ridethrough.bench.machine import measured_on
-from ridethrough.bench.mechanisms import KubernetesPods, Mechanism, RestartJob, Ridethrough, Torchrun, WorkloadSize
+from ridethrough.bench.mechanisms import MECHANISMS, Mechanism, Ridethrough, WorkloadSize, python_of
 from ridethrough.bench.place import Place, ended_by_signals
 from ridethrough.bench.recovery_reading import measures
+from ridethrough.bench.shadow_saves import added, run_saving, saves_advice, ways
 from ridethrough.faults.injector import OBSERVER
 from ridethrough.faults.schedule import Schedule, by_hand
 from ridethrough.faults.shot import SCHEDULE_VARIABLE
 from ridethrough.ledger.reading import Event, LedgerError, read_events
 from ridethrough.report.advice import young_s
 
-SHADOWED: dict[str, type[Mechanism]] = {
-    "ridethrough": Ridethrough,
-    "torchrun": Torchrun,
-    "restart-job": RestartJob,
-    "kubernetes-pods": KubernetesPods,
-}
+SHADOWED = ("ridethrough", "ridethrough-process", "torchrun", "nvrx-launcher", "restart-job", "kubernetes-pods")
 
 
 @dataclass(frozen=True)
 class Shadow:
-    """What is asked for. `command` is the script and its arguments; `folder` is where `{out}` folders are made."""
+    """What is asked for. `command` is the script and its arguments; `folder` is where `{out}` folders are made;
+    `peers`: environments by name, which have what the script imports, ridethrough too."""
 
     command: Sequence[str]
     mechanisms: Sequence[str]
@@ -50,6 +49,9 @@ class Shadow:
     folder: Path
     python: str
     mtbf_h: float = 24.0
+    saves: Sequence[str] = ()
+    save_every: int = 5
+    peers: Mapping[str, Path] = field(default_factory=dict)
 
 
 @dataclass
@@ -86,19 +88,31 @@ class _Watch:
 def run_shadow(shadow: Shadow, tell: Callable[[str], None]) -> dict[str, Any]:
     """Runs everything; returns the JSON of `bench shadow`. Main thread; cleans up as `run_matrix` does."""
     pairs = [(name, fault) for fault in shadow.faults for name in shadow.mechanisms]
-    share_s = shadow.budget_s / len(pairs)
+    modes = ways(shadow.saves)
+    share_s = shadow.budget_s / (len(pairs) + len(modes))
     size = WorkloadSize(world_size=shadow.num_ranks)
-    results = []
+    results, saves = [], []
     with ended_by_signals():
+        for mode in modes:
+            with _out_folder(shadow.folder) as out:
+                script = _script(shadow, out)
+                saving = run_saving(mode, shadow.save_every, script, shadow.num_ranks, shadow.python, share_s)
+            saves.append(saving)
+            shown = f"{saving['step_s']:.3f} s a step" if saving["error"] is None else saving["error"]
+            tell(f"saves {mode}: {shown}")
         for name, fault in pairs:
             schedule = by_hand([f"{fault}:{-1}:{shadow.fault_step}"], shadow.fault_step, shadow.num_ranks)
-            row = _run(shadow, name, schedule, size, share_s)
+            try:
+                row = _run(shadow, name, schedule, size, share_s)
+            except FileNotFoundError as error:  # a peer without an environment
+                row = {**_EMPTY, "error": str(error)}
             results.append({"mechanism": name, "fault": fault, "rep": 0, **row})
             first = row["first_step_s"]
             shown = f"first step after {first:.2f} s" if first is not None else row["error"]
             tell(f"{name} {fault}: {shown}")
     found = {"kind": "shadow", "environment": measured_on(shadow.folder), "command": list(shadow.command)}
-    return {**found, "results": results, "advice": advice(results, shadow)}
+    saves = added(saves)
+    return {**found, "saves": saves, "results": results, "advice": [*saves_advice(saves), *advice(results, shadow)]}
 
 
 def _run(shadow: Shadow, name: str, schedule: Schedule, size: WorkloadSize, limit_s: float) -> dict[str, Any]:
@@ -106,10 +120,11 @@ def _run(shadow: Shadow, name: str, schedule: Schedule, size: WorkloadSize, limi
         place.cwd = Path.cwd()
         faults = place.folder / "faults.json"
         schedule.save(faults)
-        script = [word.replace("{out}", str(out)) for word in shadow.command]
-        kind = _shadowed(SHADOWED[name], script, faults)
-        mechanism = kind(place, size, shadow.python, name, None)
-        run_dir = place.folder / ("runs/bench" if name == "ridethrough" else "run")
+        chosen = MECHANISMS[name]
+        python = python_of(chosen.env, shadow.peers) if chosen.env == "nvrx" else shadow.python
+        mechanism = _shadowed(chosen.make, _script(shadow, out), faults)(place, size, python, name, None)
+        ours = issubclass(chosen.make, Ridethrough)
+        run_dir = place.folder / ("runs/bench" if ours else "run")
         (place.folder / "run" / "events").mkdir(parents=True)
         watch = _Watch(run_dir / "events")
         start_ns, looked_s = time.monotonic_ns(), 0.0
@@ -131,7 +146,7 @@ def _run(shadow: Shadow, name: str, schedule: Schedule, size: WorkloadSize, limi
         events = _events(run_dir)
         if not any(event["kind"] == "enter" for event in events):
             return {**_EMPTY, "error": f"no sign of rt.run within {limit_s:.0f} s: {words}"}
-        events = _by_process(events) if name != "ridethrough" else _with_processes(events)
+        events = _with_processes(events) if ours else _by_process(events)
         row = measures(events, watch.ended_ns, size.world_size, start_ns, end_ns)
         saves = [event for event in events if event["kind"] == "save" and event.get("event") == "committed"]
         row["write_s"] = max((float(event.get("seconds") or 0) for event in saves), default=None)
@@ -144,6 +159,10 @@ _EMPTY: dict[str, Any] = dict.fromkeys(
     ("detected_s", "all_out_s", "first_step_s", "caught_up_s", "load_s", "steps_lost", "attempts", "failed_attempts")
     + ("processes_replaced", "container_restarts", "final_equal", "step_s", "write_s")
 )
+
+
+def _script(shadow: Shadow, out: Path) -> list[str]:
+    return [word.replace("{out}", str(out)) for word in shadow.command]
 
 
 def _shadowed(kind: type[Mechanism], script: list[str], faults: Path) -> type[Mechanism]:

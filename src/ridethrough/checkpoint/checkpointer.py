@@ -34,6 +34,7 @@ from ridethrough.checkpoint.layout import Lineage
 from ridethrough.checkpoint.loading import Limits, claim, load, settle
 from ridethrough.checkpoint.meeting import Meeting
 from ridethrough.checkpoint.outcomes import Outcomes
+from ridethrough.checkpoint.overrides import overridden
 from ridethrough.checkpoint.promise import Measuring, Promise, affordable_every
 from ridethrough.checkpoint.recording import Emit
 from ridethrough.checkpoint.snapshot import Snapshotter, Wish
@@ -101,6 +102,8 @@ class Checkpointer:
         storage_timeout_s: float = 60.0,
         recorder: Emit | None = None,
     ) -> None:
+        asked = overridden({"every": every, "mode": mode, "memory": memory})
+        every, mode, memory = asked["every"], asked["mode"], asked["memory"]
         if every is not None and every < 1:
             raise CheckpointError(f"every={every}: must be at least 1, or None")
         if mode not in ("async", "sync") or on_error not in ("raise", "warn"):

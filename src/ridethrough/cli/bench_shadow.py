@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -16,10 +16,19 @@ def shadow(
     ctx: typer.Context,
     script: Annotated[Path, typer.Option("--script", metavar="FILE", help="A script that calls rt.run.")],
     mechanisms: Annotated[
-        str, typer.Option("--mechanisms", metavar="A,B", help="ridethrough, torchrun, restart-job, kubernetes-pods.")
+        str, typer.Option("--mechanisms", metavar="A,B", help="As `bench recovery --mechanisms list` explains.")
     ] = "ridethrough,torchrun,restart-job",
     faults: Annotated[str, typer.Option("--faults", metavar="KIND,...", help="Kinds of fault.")] = "exception,sigkill",
     nproc_per_node: Annotated[int, typer.Option("--nproc-per-node", min=1, help="Ranks, on this machine.")] = 2,
+    saves: Annotated[
+        str,
+        typer.Option("--saves", metavar="A,B", help="Ways to save, beside no saves: sync, async, memory; or `none`."),
+    ] = "sync,async",
+    save_every: Annotated[int, typer.Option("--save-every", min=1, help="Steps between these saves.")] = 5,
+    peer_env: Annotated[
+        list[str] | None,
+        typer.Option("--peer-env", metavar="nvrx=PATH", help="With NVRx, ridethrough and what the script imports."),
+    ] = None,
     budget: Annotated[
         float, typer.Option("--budget", min=1, metavar="SECONDS", help="Time for everything together.")
     ] = 600.0,
@@ -30,7 +39,7 @@ def shadow(
     mtbf: Annotated[float, typer.Option("--mtbf-h", min=0.001, help="Hours between failures, for the advice.")] = 24.0,
     json: JsonOption = None,
 ) -> None:
-    """Measure how YOUR script comes back from faults under each mechanism, and say what to turn on.
+    """Measure what saves cost YOUR script and how it comes back from faults under each mechanism; say what to turn on.
 
     Arguments of the script go after `--`; `{out}` in them becomes a fresh folder for each run, so that no run finds the
     checkpoints of another or touches yours. Runs are ended when they have caught up: the script need not end.
@@ -41,7 +50,8 @@ def shadow(
     """
     from ridethrough.bench.recovery import FAULTS
     from ridethrough.bench.shadow import SHADOWED, Shadow, run_shadow
-    from ridethrough.cli.bench import chosen
+    from ridethrough.bench.shadow_saves import SAVES
+    from ridethrough.cli.bench import chosen, peers
     from ridethrough.cli.table import print_table
     from ridethrough.faults.schedule import ScheduleError
 
@@ -59,12 +69,18 @@ def shadow(
         folder=folder.absolute(),
         python=sys.executable,
         mtbf_h=mtbf,
+        saves=[] if saves == "none" else chosen("--saves", saves, SAVES),
+        save_every=save_every,
+        peers=peers(peer_env),
     )
     with usage_errors(ScheduleError):
         result = run_shadow(asked, lambda line: print(line, file=sys.stderr, flush=True))
     if json is not None:
         write_json(result, json)
     if json != STANDARD_OUTPUT:
+        if result["saves"]:
+            header = ["saves", "step s", "added s per save", "write s", "trouble"]
+            print_table(header, [_saves_cells(row) for row in result["saves"]])
         names = ("detected_s", "all_out_s", "first_step_s", "caught_up_s")
         rows = []
         for row in result["results"]:
@@ -74,5 +90,10 @@ def shadow(
         print_table(["fault", "mechanism", "detected", "all out", "first step", "caught up", "lost", "trouble"], rows)
         for line in result["advice"]:
             print(f"- {line}")
-    if any(row["error"] for row in result["results"]):
+    if any(row["error"] for row in (*result["saves"], *result["results"])):
         raise typer.Exit(1)
+
+
+def _saves_cells(row: dict[str, Any]) -> list[str]:
+    figures = [row[name] for name in ("step_s", "added_s_per_save", "write_s")]
+    return [row["mode"], *(f"{figure:.3f}" if figure is not None else "-" for figure in figures), row["error"] or ""]
