@@ -10,17 +10,28 @@ from ridethrough.bench.memory import MemoryBench, costs, run_memory
 from ridethrough.bench.memory_tables import memory_tables
 
 
+SMALL: dict[str, Any] = {"state_mb": 12, "step_s": 0.05, "steps": 3, "reps": 1, "killed_reps": 1}
+
+
 @pytest.mark.ranks
-def test_a_small_bench_of_all_parts() -> None:
-    bench = MemoryBench(state_mb=12, step_s=0.05, steps=3, reps=1, killed_params=4e6, killed_ranks=2, killed_reps=1)
-    result = run_memory(bench, print)
-    assert [row["error"] for row in result["results"]] == [None] * 3
-    cost, replicated, killed = result["results"]
+@pytest.mark.campaign
+def test_steps_with_and_without_snapshots_and_replicas() -> None:
+    result = run_memory(MemoryBench(["cost", "replicated"], **SMALL), print)
+    cost, replicated = result["results"]
+    assert cost["error"] is None and replicated["error"] is None
     assert cost["step_s"] > 0.05 and cost["replica_s"] is None and cost["stall_s"] > 0
     assert replicated["replica_s"] > 0
+    assert len(list(memory_tables(result["results"]))) == 1
+
+
+@pytest.mark.ranks
+def test_a_kill_until_the_state_is_back() -> None:
+    result = run_memory(MemoryBench(["killed"], killed_params=4e6, killed_ranks=2, **SMALL), print)
+    (killed,) = result["results"]
+    assert killed["error"] is None
     assert killed["tier"] == "memory" and killed["state_bytes"] == 48 * 2**20
     assert 0 < killed["out_s"] < killed["entered_s"] < killed["restored_s"] and killed["load_s"] > 0
-    assert len(list(memory_tables(result["results"]))) == 2
+    assert len(list(memory_tables(result["results"]))) == 1
 
 
 def test_costs_are_medians_over_blocks_of_the_slowest_rank() -> None:

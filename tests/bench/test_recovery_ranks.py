@@ -31,7 +31,8 @@ def folder() -> Iterator[Path]:
 
 def bench(folder: Path, *args: str) -> subprocess.Popen[bytes]:
     env = {**os.environ, "TMPDIR": str(folder), "OUTER_MARK": folder.name}
-    command = [sys.executable, "-m", "ridethrough", "bench", "recovery", *SMALL, *args]
+    command = ["env", "--default-signal=INT"]  # a shell's background jobs ignore it
+    command += [sys.executable, "-m", "ridethrough", "bench", "recovery", *SMALL, *args]
     with open(folder.with_suffix(".log"), "wb") as log:
         return subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT)
 

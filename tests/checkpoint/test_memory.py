@@ -48,7 +48,7 @@ def check_epochs(job: Any, name: str) -> None:
             assert sorted(seen) == list(range(64)), (which, epoch)
 
 
-@pytest.mark.parametrize("memory", ["auto", "off"])
+@pytest.mark.parametrize("memory", ["auto", pytest.param("off", marks=pytest.mark.campaign)])
 def test_a10_a11_no_sample_twice_and_every_random_stream_goes_on(launched: Any, undisturbed: Any, memory: str) -> None:
     """Cases A10 and A11: killed in the middle and exactly at the end of an epoch, with 0 or 2 loader processes,
     persistent or not. Samples, losses, random streams, weights and the scaler are those of an undisturbed run."""

@@ -173,6 +173,7 @@ def test_the_demo_proves_itself(job: Job) -> None:
     assert ledger.incidents[0].injected[0] in why, "a fault that nobody saw voids the proof"
 
 
+@pytest.mark.campaign
 def test_a_campaign_proves_each_round_and_keeps_none_that_passed(job: Job) -> None:
     out = job.folder / "campaign.json"
     options = ["--rounds=2", "--ranks=2", "--steps=12", "--fault-count=1", "--fault-types=exception,sigkill"]

@@ -79,6 +79,7 @@ def test_a_stuck_rank_is_replaced_and_takes_nobody_with_it(job: Any) -> None:
     assert (incident["class"], incident["rank"], incident["rung"]) == ("exception", 1, "replace_process")
 
 
+@pytest.mark.campaign
 def test_killed_again_and_again(job: Any) -> None:
     process = launch(job, steps=120)
     for kill in range(5):

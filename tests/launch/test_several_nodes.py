@@ -105,6 +105,7 @@ def test_a_lost_node_is_replaced_by_the_standby(job: Any) -> None:
     assert (incident["class"], incident["rung"]) == ("node_loss", "replace_node")
 
 
+@pytest.mark.campaign
 def test_a_node_that_fails_its_check_gives_its_place_to_the_standby(job: Any) -> None:
     """A rank of the other node dies; before it enters again, the sick one finds out that it is sick."""
     (job.folder / "policy.json").write_text('{"evict_on": ["user"], "rebuild_limit_s": 60}')
@@ -225,6 +226,7 @@ def test_processes_that_a_restarted_coordinator_does_not_know_are_not_left_besid
     cluster.all_end()
 
 
+@pytest.mark.campaign
 def test_sigterm_ends_a_coordinator_and_not_its_job(job: Any) -> None:
     """A rolling update of its pod, with the next one started before the old one has gone."""
     cluster = Cluster(job, "2", 150)
@@ -268,6 +270,7 @@ def test_a_notice_without_a_coordinator_ends_the_node_within_its_grace(job: Any)
     cluster.all_end(82)
 
 
+@pytest.mark.campaign
 def test_a_notice_reaches_the_coordinator_that_comes_next(job: Any) -> None:
     cluster = Cluster(job, "2", 5000, "--stop-grace", "40")
     coordinator, *agents = cluster.train()

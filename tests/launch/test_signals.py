@@ -21,6 +21,7 @@ def launch(job: Any, *more: str, **how: Any) -> Any:
     return process
 
 
+@pytest.mark.campaign
 def test_sighup_stays_ignored_if_it_was(job: Any) -> None:
     process = launch(job, before=["nohup"])
     process.send_signal(signal.SIGHUP)
@@ -36,7 +37,7 @@ def test_a_signal_of_the_users_choice_is_a_notice(job: Any) -> None:
 
 
 def test_sighup_of_a_closed_terminal_is_a_planned_end(job: Any) -> None:
-    process = launch(job)
+    process = launch(job, before=["env", "--default-signal=HUP"])  # these tests may run under nohup
     process.send_signal(signal.SIGHUP)
     assert job.wait(process) == 129, job.text()
     assert len({e["step"] for e in job.events("a", "finish")}) == 1

@@ -19,6 +19,7 @@ from ridethrough.report.compare import compare
 
 
 @pytest.mark.ranks
+@pytest.mark.campaign
 def test_what_calibrate_writes_is_the_policy_of_the_next_run_and_is_found_again(tmp_path: Path) -> None:
     """An evaluation of 70 s was seen: the limit becomes 210 s, in a job that is then started with it."""
     healthy = create_run(tmp_path, run_id="healthy", config={}, command=[], schedule_hash=None)

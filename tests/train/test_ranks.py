@@ -124,6 +124,7 @@ def test_a_restarted_job_ends_bit_for_bit_where_an_undisturbed_one_does(tmp_path
     assert finals(events) == whole
 
 
+@pytest.mark.campaign
 def test_a_fixed_global_batch_gives_the_same_losses_at_any_world_size(tmp_path: Path) -> None:
     losses = []
     for world_size in (1, 2):
