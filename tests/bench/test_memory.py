@@ -9,7 +9,6 @@ import pytest
 from ridethrough.bench.memory import MemoryBench, costs, run_memory
 from ridethrough.bench.memory_tables import memory_tables
 
-
 SMALL: dict[str, Any] = {"state_mb": 12, "step_s": 0.05, "steps": 3, "reps": 1, "killed_reps": 1}
 
 
