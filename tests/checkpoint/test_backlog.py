@@ -65,7 +65,7 @@ def test_a_follower_waits_for_the_leader_and_keeps_its_two_newest() -> None:
         dropped = stage(follower, sequence, 3)
         assert dropped == ([1] if sequence == 3 else [])
     assert follower.pick(set()) is None
-    picked = follower.pick({"a2"})
+    picked = follower.pick({(20, "a2"), (30, "a2")})
     assert picked is not None and picked.sequence == 2
 
 
@@ -74,11 +74,30 @@ def test_a_commit_ends_the_wait_of_what_a_follower_kept_for_the_leader() -> None
     stage(follower, 1, 1, durable=True)
     for sequence in (2, 3):
         assert stage(follower, sequence, 1) == []
-    picked = follower.pick({"a3"})
+    picked = follower.pick({(30, "a3")})
     assert picked is not None and picked.sequence == 3
     follower.finish(picked)
     assert [s.sequence for s in follower.obsolete(picked)] == [2]
     assert list(follower.snapshots) == [1], "a durable one is never dropped"
+
+
+def test_a_save_in_which_a_rank_has_no_part_is_given_back_to_the_others() -> None:
+    one = group(3, 3)
+    stage(one, 1, 0, durable=True)
+    gone = one.drop(1)
+    assert gone is not None and list(gone.parts) == [0]
+    assert stage(one, 1, 2, durable=True) == [1] and one.idle and not one.snapshots
+    assert one.drop(2) is None  # the word may come before any part
+    assert stage(one, 2, 0) == [2]
+    for rank in range(3):
+        stage(one, 3, rank)
+    picked = one.pick()
+    assert picked is not None and picked.sequence == 3
+    picked.state = WRITING
+    assert one.drop(3) is None, "it is whole, and on its way"
+    one.finish(picked)
+    one.obsolete(picked)
+    assert not {1, 2} & one.dropped, "what is behind a commit needs no remembering"
 
 
 def test_a_sealed_generation_keeps_its_newest_whole_snapshot_only() -> None:

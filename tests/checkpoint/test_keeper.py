@@ -136,6 +136,25 @@ def test_a_killed_keeper_is_started_again_and_the_save_is_made(
     assert again.bytes() == undisturbed(3)
 
 
+def test_what_lands_while_a_killed_keeper_is_replaced_is_saved_too(
+    job: Any, own_keeper: Any, tmp_path: Path, undisturbed: Any
+) -> None:
+    keeper = own_keeper("slow", SLOW_S="1", GATE=str(tmp_path / "gate"))
+    one = job(keep=9)
+    one.checkpointer.load()
+    for step in (1, 3, 5):
+        one.run(step - 1, step)
+        one.checkpointer.save(step).staged(20)
+        keeper.process.kill()  # in the middle of the write; its successor takes a while to start
+        keeper.process.wait()
+        one.train(step + 1)
+        last = one.checkpointer.save(step + 1)
+    one.checkpointer.close(30)
+    assert last.state == "committed"
+    assert committed(tmp_path / "ckpt") == [6, 5, 4, 3, 2, 1]
+    assert one.bytes() == undisturbed(6)
+
+
 @pytest.mark.parametrize(
     ("operation", "name", "number"),
     [("write", "__0_0.distcp", errno.ENOSPC), ("fsync", "__0_1", errno.EIO), ("create", ".metadata", errno.EDQUOT)],

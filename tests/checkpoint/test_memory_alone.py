@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+from ridethrough.checkpoint import client, layout
+from ridethrough.checkpoint.errors import CheckpointError
+
 
 def test_the_next_checkpointer_of_a_process_goes_on_from_memory(job: Any, undisturbed: Any) -> None:
     one = job(memory=1)
@@ -48,6 +51,57 @@ def test_what_memory_holds_of_a_time_line_that_is_over_is_not_gone_back_to(job: 
     three.run(5, 6)
     assert three.checkpointer.save(6).committed(20)
     three.checkpointer.close(20)
+
+
+def test_a_last_save_that_failed_leaves_the_state_in_memory(
+    job: Any, tmp_path: Path, undisturbed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = job(memory=1)
+    one.checkpointer.load()
+    one.run(0, 3)
+    folder = tmp_path / "ckpt"
+    folder.rename(tmp_path / "aside")  # storage that is gone, for a while
+    folder.write_text("")
+    with pytest.raises(CheckpointError):
+        one.checkpointer.save(3).committed(20)
+    with pytest.raises(CheckpointError):
+        one.checkpointer.close(20)
+    folder.unlink()
+    (tmp_path / "aside").rename(folder)
+    two = job(memory=1)
+    report = two.checkpointer.load()
+    assert (report.step, report.tier) == (3, "memory")
+    assert two.bytes() == undisturbed(3)
+    two.checkpointer.close(20)
+
+
+def test_after_going_back_the_end_of_the_job_writes_what_memory_holds(
+    job: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint with more steps was committed, and is damaged: it does not count as newer."""
+    monkeypatch.setattr(client, "_clients", {})
+    folder = tmp_path / "k"
+    folder.mkdir(mode=0o700)
+    keeper = client.client_for(folder / "keeper.sock", owned=True)
+    keeper.connect()
+    assert keeper.process is not None
+    one = job(memory=1)
+    one.checkpointer.load()
+    for step in (4, 8):
+        one.run(step - 4, step)
+        path = one.checkpointer.save(step).committed(20)
+    one.checkpointer.close(20)
+    data = next(Path(str(path)).glob("*.distcp"))
+    data.write_bytes(bytes(len(data.read_bytes())))
+    two = job(memory=1)
+    with pytest.warns(UserWarning, match="not used"):
+        assert two.checkpointer.load().step == 4
+    two.run(4, 6)
+    two.checkpointer.fence()
+    keeper.ask({"op": "ping"}, 5.0)
+    keeper.process.terminate()
+    assert keeper.process.wait(20) == 0
+    assert [a.step for a in layout.scan(tmp_path / "ckpt") if a.state == "committed"] == [6, 4]
 
 
 @pytest.mark.ranks

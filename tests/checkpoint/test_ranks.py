@@ -62,6 +62,15 @@ def test_resume_after_a_kill_is_bitwise_and_plain_dcp_reads_the_files(ranks: Any
         assert plain.stdout.split() == [again[0][1]["loaded_hash"], str(1e-2 * 0.99**5)], plain.stderr
 
 
+def test_the_last_save_is_made_on_all_ranks_though_one_had_no_slot_for_it(ranks: Any, tmp_path: Path) -> None:
+    """By all once more, when they close: none waits for the part that never comes."""
+    found = ranks(2, root=str(tmp_path), total=4, every=2, crowd=1)
+    assert [code for code, _ in found] == [0, 0], found
+    assert committed(tmp_path) == [4, 2]
+    assert [result["figures"]["skipped"] for _, result in found] == [0, 1]
+    assert all("error" not in result for _, result in found)
+
+
 def test_replicated_state_is_stored_once_over_all_ranks(ranks: Any, tmp_path: Path) -> None:
     ranks(2, root=str(tmp_path), kind="ddp", total=2, every=2, width=512)
     folder = next(tmp_path.glob("step-2.*"))

@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from launch_job import free_port, wait_until
 from launch_namespaces import Network, usable
@@ -99,6 +100,27 @@ def test_a_lost_host_costs_no_more_steps_than_promised(launched: Any, control: A
     for rank in range(2):
         mine = notes(launched, "r", rank)
         assert {k: mine[40][k] for k in SAME} == {k: control[rank][40][k] for k in SAME}
+
+
+@pytest.mark.ranks
+def test_a_killed_keeper_of_rank_0s_node_is_found_again_by_the_others(launched: Any, control: Any) -> None:
+    """It decides for all nodes which version is the base: its successor listens where it did."""
+    cluster = Cluster(launched)
+    coordinator = cluster.coordinator()
+    agents = [cluster.agent(host, steps=40, step_s=0.1, every=None) for host in (2, 3)]
+    run = launched.folder / "runs" / "r"
+    wait_until(lambda: notes(launched, "r", 0).get(8), lambda: f"no step 8:\n{launched.text()}")
+    spawned = next(e for e in read_events(run) if e["kind"] == "worker_spawn" and e["rank"] == 0)
+    agent = psutil.Process(spawned["pid"]).ppid()
+    below = psutil.Process(agent).children(recursive=True)
+    (keeper,) = [p for p in below if p.cmdline()[1:3] == ["-m", "ridethrough.checkpoint.keeper"]]
+    keeper.kill()
+    at = max(notes(launched, "r", 0))
+    assert [launched.wait(process) for process in (coordinator, *agents)] == [0, 0, 0], launched.text()
+    told = [e for e in read_events(run) if e["kind"] == "memory" and e["step"] > at + 2]
+    assert told and told[-1]["replicated"], "the base goes on, on both nodes"
+    assert not [e for e in read_events(run) if e["kind"] == "incident"]
+    assert {k: notes(launched, "r", 0)[40][k] for k in SAME} == {k: control[0][40][k] for k in SAME}
 
 
 @pytest.mark.ranks

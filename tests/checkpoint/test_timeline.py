@@ -82,6 +82,22 @@ def test_retention_keeps_the_newest_the_multiples_and_the_evidence(
     assert retention.apply(tmp_path, old, keep=1, keep_every=None) == []  # only the newest generation deletes
 
 
+def test_a_run_that_has_loaded_nothing_keeps_its_own_saves_beside_older_ones_with_more_steps(
+    job: Any, tmp_path: Path
+) -> None:
+    first = job(keep=2)
+    first.checkpointer.load()
+    for step in (480, 490, 500):
+        first.checkpointer.save(step).committed(20)
+    first.checkpointer.close(20)
+    second = job(keep=2)
+    with pytest.warns(UserWarning, match="has loaded none of them"):
+        ticket = second.checkpointer.save(10)
+    assert Path(str(ticket.committed(20))).is_dir()
+    second.checkpointer.save(20).committed(20)
+    assert believed(tmp_path / "ckpt") == [20, 10]
+
+
 @settings(max_examples=300, deadline=None)
 @given(st.dictionaries(st.text(max_size=5), st.integers() | st.text(max_size=9) | st.none(), max_size=5), st.data())
 def test_a_sealed_record_survives_no_change_of_any_bit_or_length(record: dict[str, Any], data: st.DataObject) -> None:

@@ -6,6 +6,7 @@ rank, answers with their exit codes. A rank prints JSON lines into <out>/<index>
 spec: root, kind (fsdp | ddp | plain), total, every, keep, mode, die = {ranks, step, after}, durable = [steps],
 generations, fault = step at which generation 0 is left, sleep = seconds per step, sleep_up_to = more of them by chance,
 width, dropout, on_error, memory,
+crowd = rank that has no slot for the last save,
 spoil = rank whose share the keeper loses when generation 0 is left,
 again = list of `memory` options of further Checkpointers, made, loaded twice and closed at the end
 """
@@ -27,6 +28,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 import ridethrough.checkpoint as rc
+from ridethrough.checkpoint.arena import POOL
 from ridethrough.checkpoint.client import any_client
 from ridethrough.generation.peer import peer_credentials
 
@@ -71,6 +73,18 @@ def spoil_small_values():
             os.truncate(fd, 0)
 
 
+def take_all_slots(checkpointer):
+    """As if the keeper still needed them all."""
+    checkpointer.fence()
+    for ticket in checkpointer._tickets:  # theirs are free then
+        ticket.committed(60)
+    size = checkpointer._snapshotter.plan.image_bytes
+    taken = []
+    while (arena := POOL.acquire(size, checkpointer.slots)) is not None:
+        taken.append(arena)
+    return taken
+
+
 def generation(number):
     os.environ["RIDETHROUGH_GENERATION"] = str(number)
     dist.init_process_group("gloo")
@@ -108,7 +122,11 @@ def generation(number):
         schedule.step()
         optimizer.zero_grad()
         time.sleep(spec.get("sleep", 0.0) + random.Random(f"{rank} {step}").uniform(0.0, spec.get("sleep_up_to", 0.0)))
+        crowd = rank == spec.get("crowd") and step == spec["total"]
+        taken = crowd and take_all_slots(checkpointer)
         ticket = checkpointer.step(step)
+        for arena in taken or ():
+            POOL.release(arena.id, arena.serial)
         if step in spec.get("durable", []):
             checkpointer.save(step).committed(60)
         die = spec.get("die")

@@ -86,7 +86,7 @@ def test_the_last_save_decides_the_grace() -> None:
 def test_snapshots_count_as_the_pod_s_memory() -> None:
     spec = parse_spec(CPU + "state: {total_gb: 10, rank_host_gb: 1}\nresources: {shm: 1Gi}\n")
     # two ranks, seven snapshots of half the state, half a GiB for the launcher, /dev/shm
-    assert sizing.pod_memory_bytes(spec) == int(2e9 + 7 * 5e9 + 0.5 * GIB + GIB)
+    assert sizing.pod_memory_bytes(spec) == int(2e9 + 8 * 5e9 + 0.5 * GIB + GIB)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_snapshots_count_as_the_pod_s_memory() -> None:
         ("limits: {deadline_s: 200}", "limits", ["node_wait_s 300 must be below deadline_s 200"]),
         ("limits: {stop_grace_s: 10, pod_grace_s: 8}", "grace", ["stop_grace_s 10", "pod_grace_s 8", "at least 15"]),
         ("limits: {stop_grace_s: 0.5}", "grace", ["0.5 s is less than", "give at least 2"]),
-        ("resources: {memory: 1Gi}", "memory", ["1Gi is less than 3Gi", "7 snapshots"]),
+        ("resources: {memory: 1Gi}", "memory", ["1Gi is less than 3Gi", "8 snapshots"]),
         ("state: {total_gb: 2}", "storage", ["hold no four checkpoints"]),
         ("placement: {spread: required}", "storage", ["ReadWriteOnce"]),
         ("faults: {types: [earthquake]}", "faults", ["earthquake"]),

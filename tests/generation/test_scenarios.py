@@ -593,9 +593,8 @@ def test_a_deposed_coordinator_says_nothing() -> None:
 
 def test_without_a_majority_of_the_last_plan_nothing_is_planned() -> None:
     job = Job("abcd", min_nodes=1, max_nodes=4)
-    job.machine = GenerationMachine(
-        num_workers=1, min_nodes=1, max_nodes=4, policy=job.machine.policy, epoch=0, majority=True
-    )
+    policy = job.machine.policy.model_copy(update={"majority": True})
+    job.machine = GenerationMachine(num_workers=1, min_nodes=1, max_nodes=4, policy=policy, epoch=0)
     job.spawned.clear()
     for node in "abcd":
         job.join(node)

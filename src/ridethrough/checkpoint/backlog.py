@@ -46,6 +46,7 @@ class Group:
     info: dict[str, Any] = field(default_factory=dict)
     snapshots: dict[int, Snapshot] = field(default_factory=dict)
     sealed: str | None = None
+    dropped: set[int] = field(default_factory=set)  # sequences in which some rank has no part
 
     @property
     def leads(self) -> bool:
@@ -64,10 +65,17 @@ class Group:
         known = self.snapshots.setdefault(snapshot.sequence, snapshot)
         known.parts[part.rank] = part
         known.durable = known.durable or snapshot.durable
-        if self.sealed:
+        if self.sealed or known.sequence in self.dropped:
             del self.snapshots[known.sequence]
             return [known]
         return self.supersede()
+
+    def drop(self, sequence: int) -> Snapshot | None:
+        """A rank has no part in this snapshot, and never will: parts that came, or come later, are given back. Returns
+        what was queued of it."""
+        self.dropped.add(sequence)
+        known = self.snapshots.get(sequence)
+        return self._drop([known])[0] if known is not None and known.state == QUEUED else None
 
     def supersede(self) -> list[Snapshot]:
         """Drop what a newer complete snapshot makes useless. A follower keeps its two newest: the leader may
@@ -80,11 +88,12 @@ class Group:
         floor = complete[-hold]
         return self._drop([s for s in queued if s.sequence < floor and not s.durable])
 
-    def pick(self, announced: set[str] | None = None) -> Snapshot | None:
-        """The snapshot to write now, or None. A follower passes the attempts that the leader has announced."""
+    def pick(self, announced: set[tuple[int, str]] | None = None) -> Snapshot | None:
+        """The snapshot to write now, or None. A follower passes the attempts that the leader has announced, with their
+        steps."""
         queued = [s for s in self.snapshots.values() if s.state == QUEUED and self.complete(s)]
         if not self.leads:
-            queued = [s for s in queued if announced is not None and s.attempt in announced]
+            queued = [s for s in queued if announced is not None and (s.step, s.attempt) in announced]
         durable = [s for s in queued if s.durable]
         if durable:
             return min(durable, key=lambda s: s.sequence)
@@ -117,6 +126,7 @@ class Group:
     def obsolete(self, committed: Snapshot) -> list[Snapshot]:
         """Drop what a commit makes useless: older ones, of which a follower has kept one for the leader, and those that
         were queued without a worker's asking (they have no sequence) up to its step."""
+        self.dropped = {sequence for sequence in self.dropped if sequence > committed.sequence}
         queued = [s for s in self.snapshots.values() if s.state == QUEUED]
         unasked = [s for s in queued if s.sequence < 0 and s.step <= committed.step]
         return self._drop(unasked + [s for s in queued if 0 <= s.sequence < committed.sequence and not s.durable])

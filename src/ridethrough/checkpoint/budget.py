@@ -1,7 +1,8 @@
 """How many snapshots of a state fit into host memory, decided before the first step and said with numbers.
 
 With the memory tier a rank has the base, a candidate, the newest and the one being filled, and one more while a save is
-written: 5 slots. Less than 3 keep no promise.
+written: 5 slots. On several nodes one more, since a node that does not lead keeps the two newest that wait for storage:
+the leader may pick either. Less than 3 keep no promise.
 """
 
 from __future__ import annotations
@@ -33,21 +34,22 @@ def agreed_slots(state: State, meeting: Meeting, explicit: bool) -> tuple[int, s
     if meeting.num_nodes > 1 and not all(meeting.endpoints):
         slots, said = 0, "no memory tier: the nodes' keepers do not know each other; use `ridethrough run`"
     else:
-        slots, said = slots_for(state_bytes(state), len(meeting.local_ranks), explicit)
+        nbytes, comfortable = state_bytes(state), COMFORTABLE + (meeting.num_nodes > 1)
+        slots, said = slots_for(nbytes, len(meeting.local_ranks), explicit, comfortable)
     return min(meeting.peers.gather("slots", slots)), said
 
 
-def slots_for(nbytes: int, num_local: int, explicit: bool) -> tuple[int, str]:
+def slots_for(nbytes: int, num_local: int, explicit: bool, comfortable: int = COMFORTABLE) -> tuple[int, str]:
     """(slots, what to say about them or ""): for `num_local` ranks of this node with `nbytes` each. 0 slots: the memory
     tier can't be had. Raises CheckpointError for that if it was asked for explicitly."""
     free, who = available_bytes()
     mine = POOL.bytes_held() + free // max(1, num_local)
     fits = mine // max(1, nbytes)
-    if fits >= COMFORTABLE:
-        return COMFORTABLE, ""
+    if fits >= comfortable:
+        return comfortable, ""
     numbers = f"a snapshot takes {nbytes} bytes on each of {num_local} ranks of this node, {who} has {free} bytes left"
     if fits >= LEAST:
-        return int(min(fits, COMFORTABLE)), f"memory tier in tight mode, {fits} of {COMFORTABLE} slots: {numbers}"
+        return int(fits), f"memory tier in tight mode, {fits} of {comfortable} slots: {numbers}"
     text = f"no memory tier: {numbers}, and {LEAST} snapshots are the least"
     if explicit:
         raise CheckpointError(f'{text}; give the job more memory, or memory="off"')

@@ -40,7 +40,10 @@ from ridethrough.checkpoint.recording import Emit
 from ridethrough.checkpoint.snapshot import Snapshotter, Wish
 from ridethrough.checkpoint.spike import LossSpike
 from ridethrough.checkpoint.state import State
-from ridethrough.checkpoint.ticket import SUPERSEDED, Ticket
+from ridethrough.checkpoint.ticket import COMMITTED, SUPERSEDED, Ticket
+
+SAVES_OF_A_STEP = 1024  # most that are told apart; a save is known by its step, whatever else a rank has done
+MAKE_GOOD_LOOK_S = 0.1
 
 _live: weakref.WeakSet[Checkpointer] = weakref.WeakSet()
 
@@ -138,11 +141,10 @@ class Checkpointer:
         self._claim_later: dict[str, Any] | None = None
         self._snapshotter: Snapshotter | None = None
         self._tickets: list[Ticket] = []
-        self._sequence = 0
-        self._skipped: int | None = None
+        self._numbered = (-1, 0)  # the step that was saved last, and how often
         self._last_step = 0
         self._due = False  # a save had to wait for the optimizer's step
-        self._last_durable = -1
+        self._last: Ticket | None = None  # the newest save
         self._prepares = any(p.is_cuda for m in state.modules.values() for p in m.parameters())
         self._closed = False
         fileops.hook_from_environment("RIDETHROUGH_LOAD_HOOK")
@@ -193,7 +195,6 @@ class Checkpointer:
         Raises CheckpointError for an earlier save that failed (on_error="raise")."""
         self._check()
         self._last_step = step
-        self._skipped = None
         if self.memory_every and step % self.memory_every == 0:
             self._measure(step)
         settled = True
@@ -244,8 +245,7 @@ class Checkpointer:
         try:
             if self._snapshotter is not None:
                 self._snapshotter.settle()
-            if self._skipped is not None:  # the last state of all is not the one to leave out
-                self._save(self._skipped, durable=True)
+            self._make_good(deadline)
             for ticket in list(self._tickets):
                 try:
                     ticket.committed(max(0.0, deadline - time.monotonic()))
@@ -253,7 +253,8 @@ class Checkpointer:
                     raise
                 except CheckpointError:
                     pass  # raised below
-            if self.memory_every and self._meeting is not None and self._last_durable >= self._last_step:
+            stored = self._last is not None and self._last.state == COMMITTED and self._last.step >= self._last_step
+            if self.memory_every and self._meeting is not None and stored:
                 self._meeting.client.tell({"op": "forget", "root": str(self.root)})  # it is all in storage
         finally:
             self._let_go()
@@ -270,14 +271,27 @@ class Checkpointer:
             self._let_go()
 
     # -- underneath -------------------------------------------------------------------------------------------------
+    def _make_good(self, deadline: float) -> None:
+        """The last state of all is not the one to leave out: if any rank had no slot for it, all save it once more. A
+        rank that had one hears of that while it waits."""
+        last = self._last
+        if last is None or last.durable or last.step != self._last_step or self._meeting is None:
+            return
+        peers = self._meeting.peers
+        while time.monotonic() < deadline:
+            if last.state == SUPERSEDED or peers.is_published(f"skipped/{last.step}"):
+                self._save(last.step, durable=True)
+                return
+            if last.waited(MAKE_GOOD_LOOK_S) and last.state != SUPERSEDED:
+                return
+
     def _remember(self, step: int) -> None:
         """A snapshot for the memory tier alone."""
         if self.lineage is None:
             return
-        self._sequence += 1
         ticket = Ticket(step, False, self._settle, in_memory=True)
         with self._stall():
-            self._ready().start(Wish(step, self._sequence, ticket, suspect=self._take_suspicion()))
+            self._ready().start(Wish(step, step * SAVES_OF_A_STEP, ticket, suspect=self._take_suspicion()))
 
     def _save(self, step: int, durable: bool) -> Ticket:
         meeting = self._meet()
@@ -286,19 +300,22 @@ class Checkpointer:
             settle(self.root, meeting, self.lineage, None, None, self.limits)
         lineage = self.lineage
         snapshotter = self._ready()
-        self._sequence += 1
-        self._last_durable = step if durable else self._last_durable
+        number = self._numbered[1] + 1 if self._numbered[0] == step else 1
+        self._numbered = (step, number)
         self._tickets = [t for t in self._tickets if not t.done]
         ticket = Ticket(step, durable, self._settle)
         ticket._elsewhere = self._replicated
+        self._last = ticket
         self._tickets.append(ticket)
         self.figures.saves += 1
         began = time.monotonic_ns()
         with self._stall():
-            attempt = lineage.attempt(self._sequence)
+            attempt = lineage.attempt(number)
             suspect = self._take_suspicion()
-            snapshotter.start(Wish(step, self._sequence, ticket, attempt, durable, self.mode == "sync", suspect))
-            self._skipped = step if ticket.state == SUPERSEDED else None
+            sequence = step * SAVES_OF_A_STEP + number
+            snapshotter.start(Wish(step, sequence, ticket, attempt, durable, self.mode == "sync", suspect))
+            if ticket.state == SUPERSEDED:
+                self._meet().peers.publish(f"skipped/{step}", True)
             if self.mode == "sync":
                 ticket.committed(self.commit_timeout_s)
         self._report("phase", t_ns=began, phase="save", edge="begin", step=step)
@@ -349,7 +366,7 @@ class Checkpointer:
     def _plan_memory(self, meeting: Meeting) -> None:
         """Whether there is room for the memory tier, alike on all ranks."""
         if not self.memory_every:
-            self.slots = self.slots or 3
+            self.slots = self.slots or (4 if meeting.num_nodes > 1 else 3)
             return
         least, said = agreed_slots(self.state, meeting, self.memory_explicit)
         if said and meeting.speaks:

@@ -143,8 +143,7 @@ class KeeperClient:
             return
         try:
             self.connect()
-            while self._late:
-                self._send_hold(self._late.pop(0))
+            self._send_late()
             self._send_hold(submission)
         except OSError:
             return  # the reader sees the end of the stream too, and hands everything to a new keeper
@@ -156,11 +155,22 @@ class KeeperClient:
     def persist(self, submission: Submission, message: dict[str, Any]) -> None:
         """Its fence has run: queue it for storage. The handler gets exactly one final event. Copy thread."""
         with self._lock:
-            submission.persist = message
             if submission.final:
                 return
+            try:
+                self._send_late()
+            except OSError:
+                pass  # the reader sees that too
+            submission.persist = message
             if submission.sent_to == self.serial:
                 self.tell(message)
+
+    def _send_late(self) -> None:
+        """What landed while a dead keeper was being replaced. Under the lock."""
+        while self._late:
+            if self._late[0].sent_to != self.serial:  # else it was handed over with all others
+                self._send_hold(self._late[0])
+            self._late.pop(0)
 
     def withdraw(self, submission: Submission) -> None:
         """It is torn, or nobody needs it any more. Any thread."""
@@ -297,6 +307,7 @@ class KeeperClient:
                 if self.restarts > MAX_RESTARTS:
                     raise CheckpointError(f"the keeper on {self.path} died {self.restarts} times{self._log()}")
                 self._hand_over(waiting)
+                self._send_late()
             except (OSError, CheckpointError) as error:
                 for submission in waiting:
                     self._fail(submission, f"the keeper died and could not be restarted: {error}")

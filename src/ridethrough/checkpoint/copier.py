@@ -35,6 +35,7 @@ class CopyTask:
     def __init__(self, arena: Arena, pieces: list[Placed], finish: Callable[[CopyTask], None]) -> None:
         self.arena, self.pieces, self.finish = arena, pieces, finish
         self.device_pieces: list[Placed] = []  # on CUDA
+        self.device: torch.device | None = None  # theirs; it need not be the current one
         self.after: Any = None  # the boundary of the compute stream that these have to wait for
         self.event: Any = None  # end of the copies that a side stream makes
         self.flag: torch.Tensor | None = None  # on CUDA: whether the weights are finite
@@ -47,7 +48,7 @@ class CopyTask:
         (and for CUDA ones while their arena is not registered)."""
         self.copied.wait()
         if self.event is not None:
-            torch.cuda.current_stream().wait_event(self.event)
+            torch.cuda.current_stream(self.device).wait_event(self.event)
 
     def wait(self, limit_s: float | None = None) -> bool:
         """Wait on the host until everything is copied; False after `limit_s`."""

@@ -28,6 +28,7 @@ from pathlib import Path
 from ridethrough.checkpoint import fileops
 from ridethrough.checkpoint.keeping import Keeping
 from ridethrough.checkpoint.kept import Client
+from ridethrough.checkpoint.telling import Telling
 from ridethrough.generation import peer
 from ridethrough.generation.socket_folder import hold
 from ridethrough.ledger.recorder import Recorder
@@ -115,9 +116,10 @@ def main(argv: list[str] | None = None) -> int:
     signal.signal(signal.SIGUSR1, lambda *_: keeper.flush())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=keeper.work, name="rt-job", daemon=True).start()
+    telling = Telling(keeper)
     while not keeper.finished():
-        keeper.report()
-        keeper.weigh()
+        telling.base()
+        telling.weight()
         try:
             sock, _ = server.accept()
         except (TimeoutError, InterruptedError):
@@ -130,7 +132,7 @@ def main(argv: list[str] | None = None) -> int:
         with keeper.wake:
             keeper.clients.add(client)
         threading.Thread(target=keeper.serve, args=(client,), name=f"rt-client-{sock.fileno()}", daemon=True).start()
-    keeper.weigh(last=True)
+    telling.weight(last=True)
     server.close()
     for leftover in (args.socket, Path(f"{args.socket}.lock")):
         with contextlib.suppress(OSError):

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ridethrough.checkpoint import backlog, held, host_memory, layout, wire
+from ridethrough.checkpoint import backlog, held, layout, wire
 from ridethrough.checkpoint.job import Job, run_job
 from ridethrough.checkpoint.kept import Client, Kept, Shared
 from ridethrough.ledger.recorder import Recorder
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from ridethrough.checkpoint.replica import Replica
 
 POLL_S = 0.02
-REPORT_S = 5.0
 LAST_WORDS_S = 1.0  # to read what a worker that has just died had still sent
 
 
@@ -41,10 +40,6 @@ class Keeping:
         self.written: dict[str, int] = {}  # newest committed step of each root
         self.seen: dict[tuple[str, str], dict[str, Any]] = {}  # what each group was told at its start
         self.last_client = time.monotonic()
-        self.reported: held.Key = held.NOTHING
-        self.reported_at = -REPORT_S
-        self.weighed_at = time.monotonic()
-        self.weighed: dict[str, int] = {}
 
     # -- messages ---------------------------------------------------------------------------------------------------
     def serve(self, client: Client) -> None:
@@ -161,6 +156,21 @@ class Keeping:
                 self._free()
             if kept is not None:
                 kept.drop("worker")
+            self._drop(message)
+
+    def _on_dropped(self, _client: Client, message: dict[str, Any], _fds: list[int]) -> None:
+        """A rank has no part in this save."""
+        with self.wake:
+            self._drop(message)
+
+    def _drop(self, message: dict[str, Any]) -> None:
+        """So it can never be whole: the node's other ranks hear that. Under the lock."""
+        group = self.groups.get((message["root"], message["lineage"]))
+        gone = group.drop(message["sequence"]) if group is not None else None
+        if group is not None and gone is not None:
+            event = {"ev": "superseded", "reason": f"rank {message['rank']} has no part in it"}
+            self.release(group, gone, event)
+            self.wake.notify_all()
 
     def _on_drain(self, client: Client, message: dict[str, Any], _fds: list[int]) -> None:
         """A worker is about to load from storage: older generations' incomplete snapshots go, the complete newest may
@@ -216,6 +226,8 @@ class Keeping:
             tier = self._tier(message["root"])
             tier.settle(_key(message) if message["key"] is not None else None, _lineage(message))
             self._seal_incomplete(message)
+            if message["step"] is not None:
+                self.written[message["root"]] = min(message["step"], self.written.get(message["root"], -1))
             for group in self._older(message) if message["step"] is not None else ():
                 for gone in group.roll_back(message["step"]):
                     self.release(group, gone, {"ev": "superseded", "reason": "rolled back"})
@@ -271,30 +283,6 @@ class Keeping:
             if word["base"][:2] in (tier.lineage, held.NOTHING[:2]):
                 tier.agree(**word)
                 self._free()
-
-    def report(self) -> None:
-        """What a fault would cost now, into the run's record: on rank 0's node, every REPORT_S if it has changed."""
-        with self.wake:
-            bases = [tier.base for tier in self.tiers.values() if tier.leads and tier.base != held.NOTHING]
-        newest, now = max(bases, default=self.reported), time.monotonic()
-        if newest == self.reported or now - self.reported_at < REPORT_S:
-            return
-        self.reported, self.reported_at = newest, now
-        replicated = self.neighbours is not None and bool(self.neighbours.holds(newest))
-        seconds = self.neighbours.seconds if self.neighbours is not None else None
-        self.recorder.emit("memory", step=newest[2], replicated=replicated, replica_s=seconds)
-
-    def weigh(self, last: bool = False) -> None:
-        """What the snapshots of this node take, into the run's record: the most since it was written before, every
-        REPORT_S if there is something, and at the end. Main thread."""
-        with self.wake:
-            waiting = [s for g in self.groups.values() for s in g.snapshots.values() if g.complete(s)]
-            queued_bytes = sum(part.payload.nbytes for snapshot in waiting for part in snapshot.parts.values())
-        now = {"bytes": host_memory.total_bytes(), "queued": len(waiting), "queued_bytes": queued_bytes}
-        self.weighed = {name: max(value, self.weighed.get(name, 0)) for name, value in now.items()}
-        if self.weighed["bytes"] and (last or time.monotonic() - self.weighed_at >= REPORT_S):
-            self.recorder.emit("host_memory", **self.weighed)
-            self.weighed, self.weighed_at = {}, time.monotonic()
 
     # -- underneath -------------------------------------------------------------------------------------------------
     def _tier(self, root: str) -> held.Tier:
@@ -368,13 +356,13 @@ class Keeping:
                 self.current = None
                 self.wake.notify_all()
 
-    def _announced(self) -> dict[str, set[str]]:
+    def _announced(self) -> dict[str, set[tuple[int, str]]]:
         """Attempts that other nodes' leaders have begun, by root. Without the lock: storage may hang."""
         with self.wake:
             roots = {g.key[0] for g in self.groups.values() if not g.leads and g.snapshots}
         return {root: layout.attempts_begun(root) for root in roots}
 
-    def _choose(self, announced: dict[str, set[str]]) -> tuple[backlog.Group, backlog.Snapshot] | None:
+    def _choose(self, announced: dict[str, set[tuple[int, str]]]) -> tuple[backlog.Group, backlog.Snapshot] | None:
         for group in self.groups.values():
             snapshot = group.pick(None if group.leads else announced.get(group.key[0]))
             if snapshot is not None:

@@ -68,8 +68,9 @@ class Lineage:
     generation: int
     nonce: str = field(default="", compare=False)
 
-    def attempt(self, sequence: int) -> str:
-        return f"e{self.epoch}.g{self.generation}.{self.nonce}.{sequence}"
+    def attempt(self, number: int) -> str:
+        """Name of the number-th save of a step; of the generation itself with 0."""
+        return f"e{self.epoch}.g{self.generation}.{self.nonce}.{number}"
 
     def record_name(self) -> str:
         return f"gen-{self.epoch}.{self.generation}.json"
@@ -84,10 +85,10 @@ def parse_attempt(name: str) -> tuple[int, str] | None:
     return (int(match[1]), match[2]) if match else None
 
 
-def attempts_begun(root: str) -> set[str]:
-    """Names of all attempts that have a folder; none if the root can't be read."""
+def attempts_begun(root: str) -> set[tuple[int, str]]:
+    """Step and name of all attempts that have a folder; none if the root can't be read."""
     try:
-        return {parsed[1] for name in os.listdir(root) if (parsed := parse_attempt(name))}
+        return {parsed for name in os.listdir(root) if (parsed := parse_attempt(name))}
     except OSError:
         return set()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,11 @@ from ridethrough.checkpoint.state import State
 
 if TYPE_CHECKING:
     from ridethrough.checkpoint.checkpointer import Checkpointer
+
+
+_NOT_LOADED = (
+    "the next load() takes the one with most steps, whichever run made it; call load() first, or use another root"
+)
 
 
 @dataclass
@@ -160,6 +166,10 @@ def claim(root: Path, meeting: Meeting, resumed_from: int | None, base: str | No
                 lambda: timeline.claim(root, resumed_from, base, peers.world_size), limit_s, f"{root}: announcing"
             )
             value = [made.epoch, made.generation, made.nonce]
+            if resumed_from is None and any(a.state == "committed" for a in layout.scan(root)):
+                warnings.warn(
+                    f"{root} has checkpoints and this run has loaded none of them: {_NOT_LOADED}", stacklevel=4
+                )
         except CheckpointError as error:
             value = str(error)
     value = peers.from_rank0("lineage", value)

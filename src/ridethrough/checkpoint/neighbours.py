@@ -11,6 +11,7 @@ import contextlib
 import socket
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ridethrough.checkpoint import held, replica, wire
@@ -31,7 +32,7 @@ class Neighbours:
     def __init__(self, keeping: Keeping, address: str, token: str, replicas: int, bytes_per_s: float) -> None:
         self.keeping, self.token, self.replicas, self.bytes_per_s = keeping, token, replicas, bytes_per_s
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        self.server = socket.create_server((address, 0), family=family, backlog=FAMILY_SIZE)
+        self.server = _listen(address, family, keeping.path.with_suffix(".port"))
         self.endpoint = f"{address}:{self.server.getsockname()[1]}"
         self.agreements: dict[tuple[str, str], Agreement] = {}
         self.group: dict[str, Any] | None = None  # of the newest generation
@@ -194,6 +195,15 @@ class Neighbours:
                 if "error" not in header:
                     return replica.receive(sock, header)
         return None
+
+
+def _listen(address: str, family: socket.AddressFamily, remembered: Path) -> socket.socket:
+    """Where the keeper before this one listened, if there was one: its neighbours know that port. Else any."""
+    with contextlib.suppress(OSError, ValueError):
+        return socket.create_server((address, int(remembered.read_text())), family=family, backlog=FAMILY_SIZE)
+    server = socket.create_server((address, 0), family=family, backlog=FAMILY_SIZE)
+    remembered.write_text(f"{server.getsockname()[1]}\n")
+    return server
 
 
 def _key(value: Any) -> held.Key:

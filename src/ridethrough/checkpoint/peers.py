@@ -52,6 +52,10 @@ class Peers:
         if self.store is not None:
             self.store.set(self.prefix + key, json.dumps(value))
 
+    def is_published(self, key: str) -> bool:
+        """Whether any rank has published this key. Does not wait."""
+        return self.store is not None and bool(self.store.check([self.prefix + key]))
+
     def read(self, key: str, timeout_s: float | None = None) -> Any:
         """Wait for a key that a peer publishes. Raises CheckpointTimeout."""
         name = self.prefix + key

@@ -18,10 +18,10 @@ def victims(
 ) -> list[layout.Attempt]:
     """The attempts to delete, oldest first: committed ones beyond the newest `keep` that are no multiple of
     `keep_every`, older attempts of the same step, and partial ones of older generations."""
-    committed = [a for a in attempts if a.state == "committed"]
+    committed = newest_first(attempts, lineage)
     kept: set[int] = set()
     gone: list[layout.Attempt] = []
-    for attempt in sorted(committed, key=lambda a: a.order, reverse=True):
+    for attempt in committed:
         if attempt.step in kept:
             gone.append(attempt)
             continue
@@ -34,6 +34,13 @@ def victims(
         if attempt.state == "partial" and attempt.step < newest and is_older(attempt.attempt, lineage):
             gone.append(attempt)
     return sorted(gone, key=lambda a: a.order)
+
+
+def newest_first(attempts: list[layout.Attempt], lineage: layout.Lineage) -> list[layout.Attempt]:
+    """The committed ones. A run that has loaded nothing may be far behind what is there: its own saves are the newest
+    all the same, and are not deleted behind their own commit."""
+    committed = [a for a in attempts if a.state == "committed"]
+    return sorted(committed, key=lambda a: (not is_older(a.attempt, lineage), a.order), reverse=True)
 
 
 def is_older(attempt: str, lineage: layout.Lineage) -> bool:
@@ -66,7 +73,7 @@ def apply(root: Path, lineage: layout.Lineage, keep: int, keep_every: int | None
     if newest > (lineage.epoch, lineage.generation):
         return []
     attempts = layout.scan(root)
-    good = [a for a in attempts if a.state == "committed"]
+    good = newest_first(attempts, lineage)
     if not good:
         return []
     layout.read_manifests(good[0])  # the newest is whole before anything older goes

@@ -99,7 +99,10 @@ class Snapshotter:
         self.watch: Watch | None = None
         self.plan: Plan | None = None
         self.num_plans = 0
+        self.alike = False  # all ranks hold the same replicated tensors
+        self.replicated = ""  # hash of this rank's
         self.pending: _Pending | None = None
+        self.on_device: CopyTask | None = None  # the newest copy from CUDA that a fence has let go on
         self.synchronous_only = False
         self.prepared = False
         self.num_compared = 0
@@ -115,6 +118,8 @@ class Snapshotter:
                 snapshotter.stepped = snapshotter.hooked = True
                 if snapshotter.pending is not None:
                     snapshotter.fence()
+                elif snapshotter.on_device is not None:  # a second optimizer may be on another stream
+                    snapshotter.on_device.hold_back()
 
         for optimizer in state.optimizers.values():
             self._hooks.append(optimizer.register_step_pre_hook(before_step))
@@ -127,6 +132,8 @@ class Snapshotter:
             arena = self._arena(plan, wish.durable or wish.synchronous)
             if arena is None:
                 self.event(wish.ticket, {"ev": "superseded", "reason": "no free slot", "skipped": True})
+                if wish.attempt is not None:
+                    COPIER.submit(lambda: self._tell_dropped(wish))
                 return False
             message = {
                 "op": "hold",
@@ -157,6 +164,12 @@ class Snapshotter:
                 COPIER.submit(pending.task)
         return True
 
+    def _tell_dropped(self, wish: Wish) -> None:
+        """This rank has no part in the save, so it can never be whole. Copy thread."""
+        about = {"sequence": wish.sequence, "step": wish.step, "rank": self.peers.rank}
+        group = {name: self.group[name] for name in ("root", "lineage")}
+        self.client.tell({"op": "dropped", **group, **about})
+
     def prepare(self) -> None:
         """Make and register the arenas before the first save needs them, once the optimizers have their
         state. CUDA only: it takes seconds there, in the background. Raises CheckpointError when the memory is
@@ -183,7 +196,7 @@ class Snapshotter:
         ]
         if not items:
             return
-        task.device_pieces = items
+        task.device_pieces, task.device = items, items[0].local.device
         gpu.pin_in_background(arena, items[0].local.device)
         task.after = gpu.boundary_event(items[0].local.device)
         pending.on_device = True
@@ -200,9 +213,11 @@ class Snapshotter:
             return self.plan
         self.num_plans += 1
         mine = replicated_hash(tensors)
-        alike = len(set(self.peers.gather("plan", mine))) == 1
+        if self.num_plans == 1 or (self.alike and mine != self.replicated):  # what all hold alike changes on all alike
+            self.alike = len(set(self.peers.gather("plan", mine))) == 1
+        self.replicated = mine
         self.plan = make_plan(
-            self.state, tensors, self.peers.rank, self.peers.world_size, shared=alike, own_small=self.memory
+            self.state, tensors, self.peers.rank, self.peers.world_size, shared=self.alike, own_small=self.memory
         )
         return self.plan
 
@@ -356,6 +371,7 @@ class Snapshotter:
 
     def _accept(self, pending: _Pending) -> None:
         self.pending = None
+        self.on_device = pending.task if pending.on_device else None
         pending.passed = True
         marks.fence(pending.arena.map, pending.serial)
         if pending.ready(passed=True):
@@ -401,7 +417,7 @@ class Snapshotter:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
-        self.pending = None
+        self.pending = self.on_device = None
         self.plan = self.watch = None
         POOL.forget()
         self.state = State(rng=False)

@@ -42,6 +42,11 @@ class Ticket:
     def done(self) -> bool:
         return self.state in _FINAL
 
+    def waited(self, timeout_s: float) -> bool:
+        """Whether its final state is reached within that time. Never raises."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self.done, timeout_s)
+
     def _wait(self, reached: Callable[[], bool], timeout_s: float | None, what: str) -> None:
         self._settle(self)
         with self._changed:

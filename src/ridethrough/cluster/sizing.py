@@ -36,9 +36,14 @@ def pod_grace_s(spec: JobSpec) -> int:
     return math.ceil(stop_grace_s(spec) + AGENT_S)
 
 
+def num_slots(spec: JobSpec) -> int:
+    """Snapshots that a node's memory may hold at once: its own, and of several nodes one more and replicas."""
+    return OWN_SLOTS + (1 + REPLICA_SLOTS if spec.nodes > 1 else 0)
+
+
 def pod_memory_bytes(spec: JobSpec) -> int:
     """What a training pod needs: ranks, the launcher, snapshots (memfd pages are charged to the pod) and /dev/shm."""
-    slots = OWN_SLOTS + (REPLICA_SLOTS if spec.nodes > 1 else 0)
+    slots = num_slots(spec)
     snapshots = slots * spec.state.total_gb * 1e9 / spec.nodes
     ranks = spec.nproc_per_node * spec.state.rank_host_gb * 1e9
     launcher = 0.5 * GIB

@@ -84,7 +84,7 @@ def _grace(spec: JobSpec) -> Iterator[Problem]:
 def _memory(spec: JobSpec) -> Iterator[Problem]:
     have, need = parse_quantity(spec.resources.memory), sizing.pod_memory_bytes(spec)
     if have < need:
-        slots = sizing.OWN_SLOTS + (sizing.REPLICA_SLOTS if spec.nodes > 1 else 0)
+        slots = sizing.num_slots(spec)
         yield Problem(
             "memory",
             "resources.memory",

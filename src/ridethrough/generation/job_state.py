@@ -32,7 +32,6 @@ class JobState:
         policy: Policy | None = None,
         epoch: int = 0,
         earlier: int = 0,
-        majority: bool = False,
     ) -> None:
         self.policy = policy or Policy()
         self.history = History()
@@ -41,7 +40,7 @@ class JobState:
         self.generation = 0
         self.plan: Plan | None = None
         self.epoch = epoch
-        self._quorum = Quorum(self.members, self.policy, min_nodes, max_nodes, majority=majority)
+        self._quorum = Quorum(self.members, self.policy, min_nodes, max_nodes)
         self._formation = Formation(self.members, self.policy, epoch)
         self._incident = Incident()
         self._learner = Learner(self.policy.learn_limit_s)

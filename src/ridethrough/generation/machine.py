@@ -28,8 +28,7 @@ _MAX_REPORTS = 16
 class GenerationMachine(NodeEvents):
     """Decides who trains in which generation. `min_nodes` and `max_nodes` bound the world; each node has
     `num_workers` ranks. `epoch` is the coordinator's claim; a later one has a higher epoch. `earlier`: the generation
-    that an earlier coordinator has planned last and that may still train; 0: none. `majority`: plan only with more than
-    half of the last plan's nodes, because no shared storage tells coordinators apart."""
+    that an earlier coordinator has planned last and that may still train; 0: none."""
 
     def handle(self, event: m.Event, now_s: float) -> list[m.Action]:
         """Takes one event; returns what is to be done, in order. Never raises on a late or unknown worker."""

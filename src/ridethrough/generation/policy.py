@@ -128,6 +128,10 @@ class Policy(BaseModel):
     node_wait_s: float = Field(
         300.0, ge=0, description="Wait for a node in a lost one's place before the world shrinks or the job ends."
     )
+    majority: bool = Field(
+        False,
+        description="Plan only with more than half of the last plan's nodes: where coordinators share no run folder.",
+    )
     join_limit_s: float = Field(600.0, gt=0, description="At the start: wait so long for the least number of nodes.")
     last_call_s: float = Field(
         30.0, ge=0, description="With at least the least number of nodes, wait so long for more before starting."

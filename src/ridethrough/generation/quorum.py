@@ -25,14 +25,13 @@ class Quorum:
     """Between `min_nodes` and `max_nodes` make a world.
 
     The first one: all, or at least the least number and nobody new for a while. A later one: as many as before; with
-    fewer it waits for others, then shrinks by giving up the empty places. With `majority` (no storage is shared that
-    tells one coordinator from another), more than half of the last plan's nodes have to be there as well.
+    fewer it waits for others, then shrinks by giving up the empty places. With the policy's `majority`, more than half
+    of the last plan's nodes have to be there as well.
     """
 
-    def __init__(self, members: Membership, policy: Policy, min_nodes: int, max_nodes: int, *, majority: bool) -> None:
+    def __init__(self, members: Membership, policy: Policy, min_nodes: int, max_nodes: int) -> None:
         self._members, self._policy = members, policy
         self.min_nodes, self.max_nodes = min_nodes, max_nodes
-        self._majority = majority
         self._begun_s: float | None = None
         self._last_join_s = 0.0
         self._short_since_s: float | None = None
@@ -51,7 +50,7 @@ class Quorum:
     def planned(self, plan: Plan) -> None:
         self._num_agreed = len(plan.nodes)
         self._short_since_s = None
-        if self._majority:
+        if self._policy.majority:
             self._last_nodes = frozenset(n.node for n in plan.nodes)
 
     def quiet_s(self, now_s: float) -> float:

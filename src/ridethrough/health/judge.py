@@ -204,9 +204,11 @@ class Judge:
 
     def _cap_s(self, x: Reading) -> float:
         p = self._policy
+        longest_s = max(self.longest_s.get("group", 0.0), self.longest_s.get("recovery", 0.0))
+        rebuild_s = _BEFORE_MACHINE * p.rebuild_limit(self._world_size, longest_s)  # grows as the machine's does
         return {
-            "recovery": _BEFORE_MACHINE * p.rebuild_limit_s,
-            "group": _BEFORE_MACHINE * p.rebuild_limit_s,
+            "recovery": rebuild_s,
+            "group": rebuild_s,
             "init": p.init_limit_s,
             "load": p.load_limit_s,
             "first_step": self._first_step_s(x),

@@ -9,6 +9,7 @@ from ridethrough.checkpoint.errors import DamagedCheckpoint, NoUsableCheckpoint
 from ridethrough.ledger.schema import FaultClass
 
 _MAX_TRACEBACK = 16_000
+_MAX_CAUSE = 2000  # characters
 
 
 class Fatal(Exception):
@@ -77,5 +78,5 @@ def describe(error: BaseException) -> dict[str, Any]:
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    first_line = (str(error).splitlines() or [""])[0]
+    first_line = (str(error).splitlines() or [""])[0][:_MAX_CAUSE]  # it travels with every plan from then on
     return {"cause": f"{type(error).__name__}: {first_line}{place}", "traceback": text[-_MAX_TRACEBACK:]}
