@@ -204,8 +204,7 @@ class Judge:
 
     def _cap_s(self, x: Reading) -> float:
         p = self._policy
-        longest_s = max(self.longest_s.get("group", 0.0), self.longest_s.get("recovery", 0.0))
-        rebuild_s = _BEFORE_MACHINE * p.rebuild_limit(self._world_size, longest_s)  # grows as the machine's does
+        rebuild_s = _BEFORE_MACHINE * p.rebuild_limit(self._world_size)
         return {
             "recovery": rebuild_s,
             "group": rebuild_s,
