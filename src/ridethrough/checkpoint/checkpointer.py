@@ -278,7 +278,7 @@ class Checkpointer:
         if last is None or last.durable or last.step != self._last_step or self._meeting is None:
             return
         peers = self._meeting.peers
-        while time.monotonic() < deadline:
+        while last.state != COMMITTED and time.monotonic() < deadline:
             if last.state == SUPERSEDED or peers.is_published(f"skipped/{last.step}"):
                 self._save(last.step, durable=True)
                 return

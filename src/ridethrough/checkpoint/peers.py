@@ -53,8 +53,11 @@ class Peers:
             self.store.set(self.prefix + key, json.dumps(value))
 
     def is_published(self, key: str) -> bool:
-        """Whether any rank has published this key. Does not wait."""
-        return self.store is not None and bool(self.store.check([self.prefix + key]))
+        """Whether any rank has published this key. Does not wait. False where the store has ended with its rank."""
+        try:
+            return self.store is not None and bool(self.store.check([self.prefix + key]))
+        except RuntimeError:  # torch's DistNetworkError and its like
+            return False
 
     def read(self, key: str, timeout_s: float | None = None) -> Any:
         """Wait for a key that a peer publishes. Raises CheckpointTimeout."""
