@@ -199,3 +199,25 @@ def test_a_script_without_rt_is_started_anew_as_a_whole(job: Any) -> None:
     code = job.run("run", "--nproc-per-node", "2", "--runs", "runs", "--run-id", "f", str(script))
     assert code == 0, job.text()
     assert job.text().count("sum 2.0") == 4
+
+
+LATE = """
+import os, signal, sys
+import ridethrough as rt
+rt.run(lambda run: [None for _ in run.steps(0, 3)])
+if os.environ["RANK"] == "1":
+    if sys.argv[1] == "raise":
+        raise ValueError("the export failed")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("how", ["raise", pytest.param("die", marks=pytest.mark.campaign)])
+def test_what_fails_behind_the_training_function_is_no_success(job: Any, how: str) -> None:
+    script = job.folder / "late.py"
+    script.write_text(LATE)
+    code = job.run("run", "--nproc-per-node", "2", "--runs", "runs", "--run-id", "a", str(script), how)
+    assert code == 81, job.text()
+    assert "rank 1 failed after the training function" in job.text()
+    (end,) = job.events("a", "job_end")
+    assert end["code"] == 81

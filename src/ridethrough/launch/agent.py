@@ -138,6 +138,11 @@ class NodeAgent:
             worker.released = worker.writer is not None
         self._broadcast({"t": "done", "code": code})
 
+    @property
+    def failed_late(self) -> str | None:
+        """What a rank failed of behind the training function: the machine was done by then."""
+        return self._crew.failed_late
+
     async def wait_workers(self, limit_s: float, again: asyncio.Event) -> None:
         """Waits until every released worker has ended by itself, for `limit_s` at most, or until `again` is set."""
         await self._crew.wait(limit_s, again)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ridethrough.generation import messages as m
+from ridethrough.generation.exit_codes import describe
 from ridethrough.generation.faults import FaultReport
 from ridethrough.health.heartbeat import HeartbeatPage
 from ridethrough.launch import linux
@@ -63,6 +64,7 @@ class Crew:
         self._early = EarlySight(self.workers, self._dying)
         self._console = Console()
         self._stopping = False
+        self.failed_late: str | None = None  # a rank that failed behind the training function, when the job was done
 
     async def open(self) -> None:
         """Returns once workers can be started, in whatever way."""
@@ -204,6 +206,9 @@ class Crew:
             signal=-code if code < 0 else None,
         )
         self._before_death()
+        if worker.released and code != 0 and not self._stopping and self.failed_late is None:
+            how = describe(128 - code) if code < 0 else f"exit code {code}"
+            self.failed_late = f"rank {worker.rank} failed after the training function: {how}"
         if not (worker.released and code == 0):
             self._report(m.WorkerExited(worker=worker.id, report=report))
         self._kill_processes(worker)  # looks at every process of the machine: the others do not wait for that

@@ -67,7 +67,7 @@ async def _host(config: LaunchConfig, open_run: OpenRun, listening: socket.socke
         ticker = asyncio.ensure_future(_tick_after(starter, job.coordinator))
         ended = await done
         ticker.cancel()
-        await wind_up(agent, starter, ended, stop, clean=ended.code == 0 or job.machine.stop_agreed)
+        ended = await wind_up(agent, starter, ended, stop, clean=ended.code == 0 or job.machine.stop_agreed)
         if job.server is not None and not job.coordinator.deposed:
             await job.server.stop(ended, GOODBYE_LIMIT_S)
     return job.end(ended)

@@ -56,7 +56,7 @@ class Member:
             watch.cancel()
             if self._agent is not None:
                 clean = done.code == 0 or self._stop_agreed
-                await wind_up(self._agent, self._starter, done, self._stop, clean=clean)
+                done = await wind_up(self._agent, self._starter, done, self._stop, clean=clean)
         link.cancel()
         await self._uplink.close()
         last_words(None, done)
@@ -150,9 +150,10 @@ class Member:
 
 async def wind_up(
     agent: NodeAgent, starter: asyncio.Task[None] | None, done: m.JobDone, stop: StopSignals, *, clean: bool
-) -> None:
+) -> m.JobDone:
     """Ends an agent: after a clean end once the ranks have finished, else after what is left of the grace. `starter` is
-    its `start`, None if it was refused before."""
+    its `start`, None if it was refused before. Returns how the job has ended after all: a rank may have failed behind
+    the training function."""
     if starter is not None:
         starter.cancel()
         with contextlib.suppress(asyncio.CancelledError, Exception):  # how it failed is in `done` (`start_failed`)
@@ -163,6 +164,9 @@ async def wind_up(
         await agent.wait_workers(limit_s, stop.again)
     grace_s = 2.0 if clean else max(1.0, stop.grace_left_s())
     await agent.stop(grace_s, sig=stop.first or signal.SIGTERM, again=stop.again)
+    if done.code == ExitCode.DONE and agent.failed_late is not None:
+        return m.JobDone(code=ExitCode.NO_PROGRESS, reason=agent.failed_late)
+    return done
 
 
 def start_failed(task: asyncio.Task[None], done: asyncio.Future[m.JobDone]) -> None:
